@@ -104,7 +104,8 @@ class Student(nn.Module):
     def __init__(self, encoder, args, width=None, patient_width=None):
         super().__init__()
         self.encoder, hidden = encoder, encoder.model.config.hidden_size
-        self.projection = nn.Linear(encoder.width, width) if args.projection or width not in (None, encoder.width) else nn.Identity()
+        mapped = width and (args.projection or width != encoder.width)
+        self.projection = nn.Linear(encoder.width, width) if mapped else nn.Identity()  # M of eq. 3 and 6
         self.patient_projection = nn.Linear(hidden, patient_width) if patient_width not in (None, hidden) else nn.Identity()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(args.temperature)), requires_grad=args.learn_temperature)
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[args.precision]
@@ -208,6 +209,7 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
             if evaluate and math.isfinite(losses[-1]):
                 score, = common.spearman(student.encoder, dev_set).values()
             if not math.isfinite(losses[-1]) or not math.isfinite(score or 0):
+                bar.close()
                 raise common.DataError(f"step {step} of stage {stage}: the loss is {losses[-1]}, the dev score {score}; stopped, {run.folder} "
                                        f"keeps its best student ({state['best']:.2f}) and the checkpoint of step {state['step']}")
             if evaluate or step % 25 == 0:
