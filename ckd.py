@@ -10,7 +10,7 @@ Stage 2 (finetune): on NLI triplets the student learns to find the entailed sent
   eq. 4 to 6  contrastive_distillation_loss       CKD; M of eq. 3 and 6 is Student.projection
   eq. 7       supervised_contrastive_loss         stage 2
   sec. 3.1    MemoryBank                          ring buffer of teacher embeddings
-  Table 2     patient_loss                        PKD, the other baseline (Sun et al. 2019, arXiv:1908.09355, eq. 7)
+  Table 2     patient_loss                        PKD, the other baseline (Sun et al. 2019, arXiv:1908.09355): KD plus L_PT
 
 Choices that the paper leaves open, or that this script makes otherwise:
   - The paper gives no temperature. Here it is fixed, 0.05 in both stages; the authors' code learns it in stage 1 (--learn-temperature).
@@ -20,7 +20,8 @@ Choices that the paper leaves open, or that this script makes otherwise:
   - The bank is emptied when an epoch begins: eq. 5 contrasts a sentence with other sentences, and what the last epoch left of the
     same sentence is none of them. So the bank holds at most an epoch's sentences less a batch.
   - The best student on dev is kept over both stages, the start of a stage included: one that stage 2 makes worse is not kept.
-  - PKD reads the hidden states as the student reads its last layer (the paper: [CLS]), from every (T/S)-th layer of the teacher; weight 1.
+  - PKD pools hidden states as the student pools its last layer (Sun et al.: [CLS]), takes every (T/S)-th layer of the teacher, and a mean
+    over H as eq. 2 does, so that its two parts weigh alike.
   - MetaKD, the third baseline, is left out: it needs labelled classes of several domains.
 
   python ckd.py --student bert-base-uncased                       the paper's setting: SimCSE-RoBERTa-large into 110M parameters
@@ -60,34 +61,14 @@ def mse_loss(student, teacher):
 
 
 def patient_loss(student, teacher):
-    """PKD, eq. 7 of Sun et al. (2019): squared distance of hidden states of unit length. [N, S, H] twice, S layers -> scalar, mean over N."""
-    return (F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)).square().sum(dim=(1, 2)).mean()
+    """PKD's L_PT (Sun et al.): hidden states of unit length, squared error, mean over H, sum over S layers and N. [N, S, H] twice -> scalar."""
+    return (F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)).square().mean(dim=-1).sum()
 
 
 def supervised_contrastive_loss(anchor, positive, hard_negative, temperature):
     """Eq. 7, mean over the batch: [N, D] each, all by the student; temperature > 0. Scalar >= 0."""
     return F.cross_entropy(cosine(anchor, torch.cat([positive, hard_negative])) / temperature,  # [N, 2N]
                            torch.arange(len(anchor), device=anchor.device))
-
-
-class MemoryBank:
-    """The last `size` teacher embeddings [size, width], newest over oldest: a ring buffer on the device."""
-
-    def __init__(self, size, width, device):
-        self.buffer, self.count = torch.zeros(size, width, device=device), 0
-
-    def enqueue(self, embeddings):
-        embeddings = embeddings[-len(self.buffer):]
-        slots = torch.arange(self.count, self.count + len(embeddings), device=self.buffer.device) % len(self.buffer)
-        self.buffer[slots] = embeddings
-        self.count += len(embeddings)
-
-    def embeddings(self):
-        """[Q, width], Q <= size; None while empty."""
-        return self.buffer[:min(self.count, len(self.buffer))] if self.count else None
-
-    def clear(self):
-        self.count = 0
 
 
 def pool(states, attention_mask, pooling):
@@ -116,6 +97,26 @@ class Student(nn.Module):
             output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
             embedding = self.encoder.heads(pool(output.last_hidden_state, attention_mask, self.encoder.pooling)).float()
         return F.normalize(embedding, dim=-1) if self.encoder.normalize else embedding, output.hidden_states
+
+
+class MemoryBank:
+    """The last `size` teacher embeddings [size, width], newest over oldest: a ring buffer on the device."""
+
+    def __init__(self, size, width, device):
+        self.buffer, self.count = torch.zeros(size, width, device=device), 0
+
+    def enqueue(self, embeddings):
+        embeddings = embeddings[-len(self.buffer):]
+        slots = torch.arange(self.count, self.count + len(embeddings), device=self.buffer.device) % len(self.buffer)
+        self.buffer[slots] = embeddings
+        self.count += len(embeddings)
+
+    def embeddings(self):
+        """[Q, width], Q <= size; None while empty."""
+        return self.buffer[:min(self.count, len(self.buffer))] if self.count else None
+
+    def clear(self):
+        self.count = 0
 
 
 def patient_states(hidden_states, layers, attention_mask, pooling):
@@ -170,7 +171,7 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
     epoch_steps = math.ceil(len(lengths) / batch_size)
     total, warmup = min(epochs * epoch_steps, args.max_steps or math.inf), max(1, epoch_steps // 10)
     optimizer = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=peak_lr, betas=(0.9, 0.98), fused=True)
-    scaler, state = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16"), run.state
+    scaler, state = torch.amp.GradScaler(args.device.split(":")[0], enabled=args.precision == "fp16"), run.state
     if state["stage"] == stage:
         run.restore(student, optimizer)
         scaler.load_state_dict(state["scaler"])
@@ -189,7 +190,7 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
                 if step > total or step - state["best_step"] > args.patience * epoch_steps:
                     return bar.close()
                 clock = time.perf_counter()
-                torch.manual_seed(args.seed * 1_000_003 + step)  # dropout depends on seed and step alone: a resumed run is the same run
+                torch.manual_seed(args.seed * 1_000_003 + step)  # dropout from seed and step alone: a resumed run is the same run
                 decay = (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
                 lr = optimizer.param_groups[0]["lr"] = peak_lr * (step / warmup if step < warmup else decay)
                 loss = loss_of(rows)
@@ -210,8 +211,8 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
                 score, = common.spearman(student.encoder, dev_set).values()
             if not math.isfinite(losses[-1]) or not math.isfinite(score or 0):
                 bar.close()
-                raise common.DataError(f"step {step} of stage {stage}: the loss is {losses[-1]}, the dev score {score}; stopped, {run.folder} "
-                                       f"keeps its best student ({state['best']:.2f}) and the checkpoint of step {state['step']}")
+                raise common.DataError(f"step {step} of stage {stage}: the loss is {losses[-1]}, the dev score {score}; stopped, "
+                                       f"{run.folder} keeps its best student ({state['best']:.2f}) and the checkpoint of step {state['step']}")
             if evaluate or step % 25 == 0:
                 loss = sum(losses) / len(losses)
                 run.log(stage=stage, step=step, loss=loss, lr=lr, temperature=student.log_temperature.exp().item(),
@@ -223,7 +224,8 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
                     student.encoder.save(run.folder)
                 state |= dict(step=step, scaler=scaler.state_dict())
                 run.checkpoint(student, optimizer)
-            bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.1e}, {sentences / seconds:.0f} sentences/s, dev {state['best']:.2f}", refresh=False)
+            speed = f"{sentences / seconds:.0f} sentences/s"
+            bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.1e}, {speed}, best dev {state['best']:.2f}", refresh=False)
             bar.update()
     bar.close()
 
@@ -278,8 +280,8 @@ def main():
     args = parse_args()
     if not (args.student or args.student_layers):
         raise common.DataError("give --student, or --student-layers for a student made of layers of the teacher")
-    if args.precision != "fp32" and not args.device.startswith("cuda"):
-        raise common.DataError(f"--precision {args.precision} needs CUDA, expected fp32 on {args.device}")
+    if args.precision != "fp32" if args.device == "cpu" else not (args.device.startswith("cuda") and torch.cuda.is_available()):
+        raise common.DataError(f"--device {args.device} --precision {args.precision}: expected cpu and fp32, or cuda on a machine that has it")
     run, stages = common.Run(args), ("distill", "finetune") if args.stage == "both" else (args.stage,)  # writes nothing yet
 
     senteval = common.resolve(args.senteval or "senteval.tar") if args.senteval or not args.dev else None
@@ -310,9 +312,11 @@ def main():
         fits = max(0, len(sentences) - args.batch_size)
         if args.objective == "ckd" and (args.queue_size or 0) > fits:
             raise common.DataError(f"--queue-size {args.queue_size}: {len(sentences)} sentences, less a batch, fill {fits} in an epoch")
-        if args.objective != "ckd" or args.queue_size is None:
-            args.queue_size = min(65536, fits) if args.objective == "ckd" else 0
-            print(f"memory bank: {args.queue_size} embeddings{' (all that an epoch fills)' * (args.queue_size == fits)}", file=sys.stderr)
+        if args.objective != "ckd":
+            args.queue_size = 0
+        elif args.queue_size is None:
+            args.queue_size = min(65536, fits)
+            print(f"memory bank of {args.queue_size} embeddings{', all that an epoch fills' * (args.queue_size == fits)}", file=sys.stderr)
     if "finetune" in stages:
         rows = demo.triplets() if args.triplets == "demo" else common.read_triplets(common.resolve(args.triplets))
         triplets = [common.Tokens(encoder, column, args.max_length) for column in zip(*rows)]

@@ -3,12 +3,12 @@ Unusable input raises DataError, one line "file:line: what is wrong, what was ex
 import argparse, contextlib, csv, gzip, hashlib, importlib.util, json, os, shutil, sys, tarfile, tempfile, time
 from collections import OrderedDict, namedtuple
 from pathlib import Path
+os.environ.update({"HF_HUB_VERBOSITY": "error", "TQDM_MININTERVAL": "0.1" if sys.stderr.isatty() else "30"} | os.environ)  # before they load
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, transformers
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
-os.environ.setdefault("TQDM_MININTERVAL", "0.1" if sys.stderr.isatty() else "30")  # a log file wants few lines
 from tqdm import tqdm
 
 transformers.logging.set_verbosity_error(), transformers.logging.disable_progress_bar()
@@ -229,7 +229,7 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
         del stack[:model.config.num_hidden_layers]
         model.config.num_hidden_layers = len(kept)
     modules, heads, normalize = read_json(folder / "modules.json", []), [], False
-    if modules and not pooling:
+    if modules[1:] and not pooling:
         parts = [(folder / module["path"], module["type"].split(".")[-1]) for module in modules]
         stated = read_json(parts[1][0] / "config.json", {})
         pooling = stated.get("pooling_mode") or "+".join(key[13:].split("_token")[0] for key, on in stated.items() if "_mode_" in key and on)

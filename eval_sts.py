@@ -35,6 +35,8 @@ def parse_args():
 
 def main():
     args = parse_args()
+    if args.device != "cpu" and not (args.device.startswith("cuda") and torch.cuda.is_available()):
+        raise common.DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
     if args.pairs:
         sets = {Path(name).stem: common.read_graded_pairs(name, None, *args.score_range) for name in args.pairs}
     else:

