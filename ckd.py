@@ -35,7 +35,6 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 import common
 import demo
@@ -179,7 +178,7 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
         state.update(stage=stage, step=0, best_step=0, scaler=scaler.state_dict())
         run.checkpoint(student, optimizer)
     begin, step, losses, sentences, seconds = state["step"], 0, [], 0, 0.0
-    bar = tqdm(total=total, initial=begin, desc=stage, unit="step", dynamic_ncols=True)
+    bar = common.progress(total=total, initial=begin, desc=stage, unit="step")
     student.train()
     for epoch in range(epochs):
         if bank:

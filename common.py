@@ -1,16 +1,16 @@
 """What the method scripts share: files in, files out, scores. Nothing in here knows a distillation method.
 Unusable input raises DataError, one line "file:line: what is wrong, what was expected"; `run_main` prints it and exits with status 2."""
-import argparse, contextlib, csv, gzip, hashlib, importlib.util, json, os, shutil, sys, tarfile, tempfile, time
+import argparse, contextlib, csv, functools, gzip, hashlib, importlib.util, json, os, shutil, sys, tarfile, tempfile, time
 from collections import OrderedDict, namedtuple
 from pathlib import Path
-os.environ.update({"HF_HUB_VERBOSITY": "error", "TQDM_MININTERVAL": "0.1" if sys.stderr.isatty() else "30"} | os.environ)  # before they load
+os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # before it loads: a hub out of reach costs one line, not one for each retry
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F, transformers
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from tqdm import tqdm
-
+progress = functools.partial(tqdm, dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 30)  # a log file wants few lines
 transformers.logging.set_verbosity_error(), transformers.logging.disable_progress_bar()
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
@@ -290,7 +290,7 @@ def encode(encode_batch, tokens, device, title="", new=np.empty):
     -> float32 array [n, D], made by `new(shape, dtype)`. A `title` shows a progress bar."""
     order, vectors, start = np.argsort(-tokens.lengths, kind="stable"), None, 0
     budget = 2048 if "cpu" in str(device) else 65536  # tokens a batch, padding included
-    with tqdm(total=len(order), desc=title, unit=" sentences", disable=not title, leave=False) as bar:
+    with progress(total=len(order), desc=title, unit=" sentences", disable=not title, leave=False) as bar:
         while start < len(order):
             rows = order[start:start + max(1, budget // tokens.lengths[order[start]])]
             output = encode_batch(*tokens.batch(rows, device)).float().cpu().numpy()
