@@ -144,9 +144,9 @@ def distill(student, tokens, targets, width, dev_set, run, args):
         embedding, states = student(input_ids, mask)
         student_embedding, target = student.projection(embedding), teach(rows)  # h^S M, h^T
         if args.objective == "ckd":
-            temperature = student.log_temperature.exp().clamp(min=0.01)
+            temperature = student.log_temperature.exp().clamp(min=min(0.01, args.temperature))  # a floor for a learned one
             return contrastive_distillation_loss(student_embedding, target, bank and bank.embeddings(), temperature)
-        if args.objective == "kd":
+        if args.objective == "kd" or depth == 1:  # PKD leaves out the last layer: of one layer KD is left
             return mse_loss(student_embedding, target)
         patient, teacher_patient = patient_states(states, range(1, depth), mask, student.encoder.pooling), target[:, width:]
         patient = student.patient_projection(patient.unflatten(1, (depth - 1, -1)))  # [N, S - 1, H of the teacher]
@@ -223,16 +223,15 @@ def train(student, stage, lengths, loss_of, dev_set, run, args, epochs, batch_si
                     student.encoder.save(run.folder)
                 state |= dict(step=step, scaler=scaler.state_dict())
                 run.checkpoint(student, optimizer)
-            speed = f"{sentences / seconds:.0f} sentences/s"
-            bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.1e}, {speed}, best dev {state['best']:.2f}", refresh=False)
+            shown = f"loss {loss:.4f}, lr {lr:.1e}, {sentences / seconds:.0f} sentences/s, best dev {state['best']:.2f}"
+            bar.set_postfix_str(shown, refresh=False)
             bar.update()
     bar.close()
 
 
 def parse_args():
     parser = common.ArgumentParser(description="CKD (DistilCSE): distil a sentence encoder. Defaults are the paper's; sections in brackets.")
-    add, cuda = parser.add_argument, torch.cuda.is_available()
-    poolings = ("mean", "cls", "pooler")
+    add, cuda, poolings = parser.add_argument, torch.cuda.is_available(), ("mean", "cls", "pooler")
     add("--teacher", default="princeton-nlp/sup-simcse-roberta-large", help="folder or hub name; %(default)s (4.2)")
     add("--student", help="folder or hub name; the teacher itself where only --student-layers is given")
     add("--student-layers", help="keep these layers only, zero-based: 1,3,5")
@@ -279,6 +278,8 @@ def main():
     args = parse_args()
     if not (args.student or args.student_layers):
         raise common.DataError("give --student, or --student-layers for a student made of layers of the teacher")
+    if (args.dropout or 0) >= 1:
+        raise common.DataError(f"--dropout {args.dropout}: expected a number from 0 to below 1")
     if args.precision != "fp32" if args.device == "cpu" else not (args.device.startswith("cuda") and torch.cuda.is_available()):
         raise common.DataError(f"--device {args.device} --precision {args.precision}: expected cpu and fp32, or cuda on a machine that has it")
     run, stages = common.Run(args), ("distill", "finetune") if args.stage == "both" else (args.stage,)  # writes nothing yet

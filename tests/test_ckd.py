@@ -144,7 +144,7 @@ def options(models_folder, files, output, teacher="mean", *more):
 
 
 @pytest.mark.parametrize("teacher, more", [
-    ("mean", ("--student-layers", "0,2")), ("mean", ("--student-layers", "1,3", "--objective", "kd")),
+    ("mean", ("--student-layers", "0,2")), ("wide", ("--student-layers", "2", "--objective", "pkd", "--temperature", 0.005)), ("mean", ("--student-layers", "1,3", "--objective", "kd")),
     ("wide", ("--student-layers", "1,3", "--objective", "pkd")), ("mean", ("--student-layers", "1", "--projection", "--learn-temperature")),
     ("wide", ("--student", "bert")), ("wide", ("--student", "pooler", "--objective", "pkd")), ("cls", ("--student", "distilbert", "--queue-size", 0)),
     ("roberta", ("--student", "roberta", "--student-layers", "0,3", "--pooling", "cls", "--dropout", 0))])
@@ -238,7 +238,7 @@ def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_p
                             (("--student-layers", "0,9"), "layers 0,9"), (("--teacher", tmp_path / "noweights"), "whole model"),
                             (("--queue-size", 300), "--queue-size 300: 300 sentences, less a batch, fill 268"), (("--temperature", 0), "--temperature 0.0"),
                             (("--batch-size", "many"), "--batch-size"), (("--precision", "fp16", "--device", "cpu"), "expected cpu and fp32"),
-                            (("--device", "gpu"), "--device gpu"), (("--stage", "x"), "--stage")):
+                            (("--device", "gpu"), "--device gpu"), (("--dropout", 1), "--dropout 1.0"), (("--stage", "x"), "--stage")):
         line = fails(ckd, *base, *extra)
         assert expected in line and not out.exists(), line
 
