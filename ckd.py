@@ -269,7 +269,7 @@ def parse_args():
     add("--overwrite", action="store_true", help="throw away the run in --output")
     add("--demo", action="store_true", help="generated data, all-MiniLM-L6-v2 and its layers 1,3,5; two minutes on a CPU")
     if parser.parse_known_args()[0].demo:
-        parser.set_defaults(**demo.DEFAULTS, output="runs/ckd-demo", epochs=1, batch_size=64, lr=1e-4, eval_steps=100,
+        parser.set_defaults(**demo.DEFAULTS, triplets="demo", output="runs/ckd-demo", epochs=1, batch_size=64, lr=1e-4, eval_steps=100,
                             finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
     return parser.parse_args()
 

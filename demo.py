@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import MINILM, GradedPairs
 
-DEFAULTS = dict(teacher=MINILM, student_layers="1,3,5", train="demo", triplets="demo", dev="demo")
+DEFAULTS = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
 WEIGHTS = dict(who=0.25, action=0.25, thing=0.25, where=0.15, how=0.10)
 
 # group -> concepts; a concept is a list of wordings, separated by "|"
