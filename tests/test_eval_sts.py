@@ -48,3 +48,24 @@ def test_refusals(fails, models_folder, tmp_path):
     assert "no STS/STSBenchmark" in fails(eval_sts, models_folder / "mean", "--senteval", tmp_path)
     assert "MODEL" in fails(eval_sts)
     assert "expected different ones of its layers 0 to 3" in fails(eval_sts, models_folder / "mean", "--demo", "--student-layers", "7")
+
+
+def test_translation_accuracy_is_that_of_plain_loops(run, models_folder, tmp_path):
+    pairs = [(text, " ".join(text.split()[2:])) for text in demo.sentences(60)] + [("a boy", "a girl"), ("a lad", "a girl")]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), "utf-8")
+    process = run("eval_sts.py", models_folder / "mean", "--translations", tmp_path / "pairs.tsv", "--json", tmp_path / "scores.json")
+    assert process.returncode == 0, process.stderr
+    (report,) = json.loads((tmp_path / "scores.json").read_text()).values()
+    encoder = common.load_encoder(models_folder / "mean").eval()
+    first, second = (common.encode(encoder, common.Tokens(encoder, side), "cpu").astype(float) for side in map(list, zip(*pairs)))
+    for (name, value), (queries, answers, side) in zip(report["accuracy"].items(), ((first, second, 1), (second, first, 0))):
+        right = 0
+        for i, query in enumerate(queries):
+            cosines = [float(query @ answer) / (sum(query * query) * sum(answer * answer)) ** 0.5 for answer in answers]
+            right += pairs[max(range(len(pairs)), key=cosines.__getitem__)][side] == pairs[i][side]
+        assert value == pytest.approx(100 * right / len(pairs)) and 0 < value < 100, name
+
+
+def test_a_translation_file_with_one_column(fails, models_folder, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a boy\tein Junge\na girl\n", "utf-8")
+    assert "pairs.tsv:2: 1 tab-separated columns" in fails(eval_sts, models_folder / "mean", "--translations", tmp_path / "pairs.tsv")
