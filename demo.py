@@ -4,7 +4,7 @@ A sentence says who does what to what, where and how. Each slot takes a concept,
 few word orders. Two concepts are alike by 1 if they are the same, by 0.5 if they are of one group (a boy, a girl), else by 0; two sentences
 by the slots' likeness, weighted with WEIGHTS, from 0 to 5. So the wording says little and the meaning all: a good encoder sees through it.
 
-  python demo.py FOLDER      writes sentences.txt, dev.tsv, test.tsv, triplets.csv, in the formats that the scripts read
+  python demo.py FOLDER      writes sentences.txt, pairs.tsv, dev.tsv, test.tsv, triplets.csv, in the formats that the scripts read
 """
 import csv
 import random
@@ -164,11 +164,12 @@ def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-data")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sentences.txt").write_text("".join(sentence + "\n" for sentence in sentences()), "utf-8")
+    (folder / "pairs.tsv").write_text("".join(f"{anchor}\t{positive}\n" for anchor, positive, _ in triplets()), "utf-8")
     for name, pairs in (("dev", dev()["demo dev"]), ("test", test()["demo test"])):
         (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in zip(*pairs)), "utf-8")
     with open(folder / "triplets.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["sent0", "sent1", "hard_neg"], *triplets()])
-    print(f"{folder}: sentences.txt, dev.tsv, test.tsv, triplets.csv")
+    print(f"{folder}: sentences.txt, pairs.tsv, dev.tsv, test.tsv, triplets.csv")
 
 
 if __name__ == "__main__":

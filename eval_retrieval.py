@@ -6,9 +6,9 @@ The data is a folder as BEIR lays it out, .gz or not:
   qrels/SPLIT.tsv     query-id, corpus-id, score, with that header; a score above 0 is a positive, and nDCG's gain
 or the hub's: --beir BeIR/msmarco takes corpus and queries from that data set and the qrels from BeIR/msmarco-qrels.
 
-Search is exact, by cosine similarity. The corpus is read, encoded, compared with all queries and forgotten in chunks, so that memory stays within
---memory whatever the size of the corpus (beyond it: the model, 8 bytes a passage to find double ids, 8 KB a query for its best 1000).
-Of equal scores the passage that comes first in the corpus ranks first.
+Search is exact, by cosine similarity. The corpus is read, encoded, compared with all queries and forgotten in chunks of 20,000 passages, so that
+the comparison stays within --memory whatever the size of the corpus; beside it stand the model, one chunk with its embeddings, 8 bytes a passage
+to find double ids and 8 KB a query for its best 1000. Of equal scores the passage that comes first in the corpus ranks first.
 
   python eval_retrieval.py runs/ibkd sentence-transformers/all-MiniLM-L6-v2 --beir my-beir-folder
   python eval_retrieval.py runs/ibkd --beir my-beir-folder --document-model TEACHER     an index that the teacher built, queries by the student
@@ -112,9 +112,9 @@ def passages(beir, size=CHUNK):
         yield texts
 
 
-def embed(encoder, texts, title="", half=False):
+def embed(encoder, texts, half=False):
     """-> unit vectors [n, D], float32, through float16 if `half`."""
-    vectors = torch.from_numpy(common.encode(encoder, common.Tokens(encoder, texts), next(encoder.parameters()).device, title))
+    vectors = torch.from_numpy(common.encode(encoder, common.Tokens(encoder, texts), next(encoder.parameters()).device))
     vectors = F.normalize(vectors, dim=1)
     return vectors.half().float() if half else vectors
 
@@ -152,6 +152,27 @@ def metrics(found, qrels):
     return {name: 100 * float(total) / len(qrels) for name, total in totals.items()}
 
 
+def evaluate(encoder, queries, qrels, chunks, document=None, half=False, memory=2e9, title=""):
+    """Encode queries by `encoder`, passages by `document` or the same, search, score. queries: Q texts, qrels: Q times {number of a passage:
+    grade}, chunks: lists of texts, the corpus in its order, read one at a time -> metrics(), and the seconds that the passages took to encode."""
+    device, seconds = next(encoder.parameters()).device, 0.0
+    training, document = encoder.training, document or encoder
+    vectors = embed(encoder.eval(), queries)
+
+    def encoded():
+        nonlocal seconds
+        with common.progress(desc=title, unit=" passages", leave=False, disable=not title) as bar:
+            for texts in chunks:
+                clock = time.perf_counter()
+                yield embed(document, texts, half)
+                seconds += time.perf_counter() - clock
+                bar.update(len(texts))
+
+    scores = metrics(search(vectors, encoded(), DEPTH, memory, device)[1], qrels)
+    encoder.train(training)
+    return scores, seconds
+
+
 def parse_args():
     parser = common.ArgumentParser(description="MRR@10, nDCG@10 and Recall of sentence encoders on a BEIR folder, by exact search")
     add = parser.add_argument
@@ -172,27 +193,16 @@ def main():
         raise common.DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
     if not args.memory > 0:
         raise common.DataError(f"--memory {args.memory}: expected a number of GB above 0")
-    queries = read_queries(args.beir)
-    qrels, count = read_qrels(args.beir, args.split, queries)
+    texts = read_queries(args.beir)
+    qrels, count = read_qrels(args.beir, args.split, texts)
     rows = {}
     for name in args.models:
         encoder = common.load_encoder(name).to(args.device).eval()
         document = common.load_encoder(args.document_model).to(args.device).eval() if args.document_model else encoder
         if document.width != encoder.width:
             raise common.DataError(f"--document-model {args.document_model}: width {document.width}, expected {encoder.width} as of {name}")
-        vectors, seconds = embed(encoder, [queries[query] for query in qrels]), 0.0
-
-        def chunks():
-            nonlocal seconds
-            with common.progress(total=count, desc=name, unit=" passages", leave=False) as bar:
-                for texts in passages(args.beir):
-                    clock = time.perf_counter()
-                    yield embed(document, texts, half=args.fp16)
-                    seconds += time.perf_counter() - clock
-                    bar.update(len(texts))
-
-        _, found = search(vectors, chunks(), DEPTH, args.memory * 1e9, args.device)
-        scores = metrics(found, [qrels[query] for query in qrels])
+        scores, seconds = evaluate(encoder, [texts[query] for query in qrels], list(qrels.values()), passages(args.beir), document, args.fp16,
+                                   args.memory * 1e9, name)
         rows[name] = scores | {"passages/s": count / seconds, "bytes": document.width * (2 if args.fp16 else 4)}
     print(common.table(rows))
     if args.json:

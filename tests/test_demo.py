@@ -42,4 +42,5 @@ def test_the_files_are_what_the_readers_read(tmp_path):
     assert common.read_sentences(tmp_path / "data" / "sentences.txt") == demo.sentences()
     assert common.read_graded_pairs(tmp_path / "data" / "test.tsv") == demo.test()["demo test"]
     assert common.read_triplets(tmp_path / "data" / "triplets.csv") == demo.triplets()
+    assert [pair for _, pair in common.read_columns(tmp_path / "data" / "pairs.tsv", ("first", "second"))] == [row[:2] for row in demo.triplets()]
     assert next(csv.reader(open(tmp_path / "data" / "triplets.csv"))) == ["sent0", "sent1", "hard_neg"]
