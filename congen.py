@@ -17,7 +17,7 @@ teacher sees (control), of the second to see it whatever the wording (generalize
 Choices that the paper leaves open, or that this script makes otherwise:
   - The paper's views, NLI sentences through Google's translator, are not on the hub. Without --pairs the first view is a sentence of SimCSE's NLI
     file as it stands; word deletion, of Table 6's ways without a translator the best, makes the second. One left without words is the first.
-  - Table 6 gives no rate for synonyms: here a tenth of the words, by the first sense in WordNet of a word that stands in its base form.
+  - Table 6 gives no rate for synonyms: here a tenth of the words, if in their base form, by their first sense in WordNet.
   - The queue starts with random training sentences, which also train, and as in sec. 3.2 its oldest go before a batch is scored. The authors'
     code keeps the former out of training, and lets the latter go afterwards.
   - As in the authors' code: 128 tokens, linear decay to zero after the warm-up, weight decay 0.01, epsilon 1e-6, gradient norm clipped at 1, the
@@ -135,28 +135,28 @@ def augment(sentence, how, random, synonyms=None):
         start = random.integers(tenth + 1)
         words = words[start:start + len(words) - tenth]
     elif how == "synonym":
-        known = [i for i, word in enumerate(words) if synonyms.get(word.lower())]
+        known = [i for i, word in enumerate(words) if len(word) > 2 and synonyms.get(word.lower())]  # "a" is an angstrom, too
         for i in random.permutation(known)[:tenth]:
             words[i] = random.choice(synonyms[words[i].lower()])
     return " ".join(words) or sentence
 
 
 def read_wordnet(folder):
-    """WordNet 3's database folder (index.noun, data.noun, ...) -> {word: the other words of its first, most frequent, sense}. Raises DataError."""
-    synonyms, sense = {}, {}  # word -> words; part of speech, byte offset -> words
+    """WordNet 3's database folder (index.noun, data.noun, ...) -> {word: the other words of its first sense}, as the part of speech of which
+    WordNet has seen the most senses in texts; none for a word that it has not seen there. Raises DataError."""
+    words, found = {}, {}  # part of speech, byte offset -> words; word -> senses seen, others
     for path in (Path(folder) / f"{name}.{part}" for part in ("noun", "verb", "adj", "adv") for name in ("data", "index")):
         for line, text in ((line, text) for line, text in common.read_lines(path) if not text.startswith(" ")):  # the licence
             fields = text.split()
             try:
                 if path.stem == "data":  # offset, file, part, number of words, then each word and a digit
-                    words = fields[4:4 + 2 * int(fields[3], 16):2]
-                    sense[path.suffix, fields[0]] = [word.split("(")[0].replace("_", " ") for word in words]
-                else:  # word, part, senses, number of pointer kinds, these, two counts, offsets by frequency
-                    others = [word for word in sense[path.suffix, fields[6 + int(fields[3])]] if word.lower() != fields[0]]
-                    synonyms[fields[0]] = synonyms.get(fields[0], []) + others
+                    words[path.suffix, fields[0]] = [word.split("(")[0].replace("_", " ") for word in fields[4:4 + 2 * int(fields[3], 16):2]]
+                else:  # word, part, senses, number of pointer kinds, these, senses, senses seen, offsets by frequency
+                    seen, first = fields[5 + int(fields[3]):7 + int(fields[3])]
+                    found[fields[0]] = max(found.get(fields[0], (0, [])), (int(seen), words[path.suffix, first]), key=lambda pair: pair[0])
             except (IndexError, KeyError, ValueError):
                 raise common.DataError(f"{path}:{line}: {text[:40]!r}, expected a line of WordNet 3's database") from None
-    return synonyms
+    return {word: [other for other in others if other.lower() != word] for word, (_, others) in found.items()}
 
 
 def load_masked_lm(name, device):
