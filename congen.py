@@ -74,8 +74,8 @@ def similarity_distribution(z, queue, temperature):
 def congen_loss(student_control, student_generalize, teacher_reference, queue, teacher_temperature, student_temperature, alpha):
     """Eq. 2, mean over the batch: embeddings [N, D] each, queue [K, D], temperatures > 0, alpha from 0 to 1. Scalar >= 0."""
     reference = similarity_distribution(teacher_reference, queue, teacher_temperature)
-    control = F.cross_entropy(cosine(student_control, queue) / student_temperature, reference)  # takes eq. 1 of the student, and its
-    generalize = F.cross_entropy(cosine(student_generalize, queue) / student_temperature, reference)  # log, in one: no underflow
+    control = F.cross_entropy(cosine(student_control, queue) / student_temperature, reference)  # the log of the student's eq. 1 is taken inside
+    generalize = F.cross_entropy(cosine(student_generalize, queue) / student_temperature, reference)
     return alpha * control + (1 - alpha) * generalize
 
 
