@@ -331,7 +331,7 @@ def main():
         depth, teacher_depth = encoder.model.config.num_hidden_layers, teacher.model.config.num_hidden_layers
         patient = [layer * teacher_depth // depth for layer in range(1, depth)] if args.objective == "pkd" else []
         targets = common.teacher_embeddings(teacher, read_teacher(teacher, patient), common.Tokens(teacher, sentences, args.max_length),
-                                            args.device, f"layers {patient}")
+                                            args.device, f"layers {patient}" if patient else "")
         torch.manual_seed(args.seed)  # M starts at random
         student = Student(encoder, args, teacher.width, teacher.model.config.hidden_size if patient else None).to(args.device)
         distill(student, common.Tokens(encoder, sentences, args.max_length), targets, teacher.width, dev_set, run, args)

@@ -309,6 +309,15 @@ def test_each_epoch_draws_its_views_anew(run, models_folder, views, tmp_path):
     assert max(losses["given"]) - min(losses["given"]) < 1e-5 and max(losses["fresh"]) - min(losses["fresh"]) > 1e-3
 
 
+def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, views, tmp_path):
+    more = ("--max-steps", 1, "--max-length", 64, "--student-layers", "0,2")
+    base = options(models_folder, views, tmp_path / "out", "mean", *more)
+    assert run("ckd.py", *base, "--stage", "distill", XDG_CACHE_HOME=str(tmp_path)).returncode == 0
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")}
+    assert run("congen.py", *base, "--overwrite", XDG_CACHE_HOME=str(tmp_path)).returncode == 0
+    assert len(kept) == 1 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")} == kept
+
+
 @pytest.mark.parametrize("student, row", [("bert-base-uncased", "BERT-base"), ("roberta-base", "RoBERTa-base"), ("minilm-l12-h384-uncased", "MiniLM-L12"), ("other", "BERT-Tiny")])
 def test_the_students_name_picks_its_row_of_table_7_and_flags_override(run, models_folder, views, tmp_path, student, row):
     (tmp_path / student).symlink_to(models_folder / "bert")
