@@ -271,7 +271,7 @@ def parse_args():
     add("--batch-size", type=int, default=128, help="%(default)s (4.1)")
     add("--lr", type=float, help="highest learning rate; by the student (Table 7)")
     add("--teacher-temperature", type=float, help="tau^T of eq. 2; by the student (Table 7)")
-    add("--student-temperature", type=float, help="tau^S of eq. 2, and of ckd; by the student (Table 7)")
+    add("--student-temperature", "--temperature", type=float, help="tau^S of eq. 2, and of ckd; by the student (Table 7)")
     add("--queue-size", type=int, help="K; by the student (Table 7), or as many as there are sentences")
     add("--max-steps", type=int, default=0, help="end after so many steps; 0: no")
     add("--max-length", type=int, default=128, help="tokens of a training sentence that are read; %(default)s")
