@@ -76,6 +76,8 @@ def read_qrels(beir, split, queries):
         if not score.isdigit():
             raise common.DataError(f"{path}:{line}: score {score[:40]!r}, expected a whole number, 0 or more")
         rows.append((line, query, passage, int(score)))
+    if not rows:
+        raise common.DataError(f"{path}: no line but the header, expected query-id, corpus-id, score")
     number, hashes = {passage: None for _, _, passage, _ in rows}, array.array("q")
     for i, (_, name, _) in enumerate(read_texts(corpus)):
         hashes.append(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True))
@@ -157,18 +159,19 @@ def evaluate(encoder, queries, qrels, chunks, document=None, half=False, memory=
     grade}, chunks: lists of texts, the corpus in its order, read one at a time -> metrics(), and the seconds that the passages took to encode."""
     device, seconds = next(encoder.parameters()).device, 0.0
     training, document = encoder.training, document or encoder
-    vectors = embed(encoder.eval(), queries)
+    questions = embed(encoder.eval(), queries)
 
     def encoded():
         nonlocal seconds
         with common.progress(desc=title, unit=" passages", leave=False, disable=not title) as bar:
             for texts in chunks:
                 clock = time.perf_counter()
-                yield embed(document, texts, half)
-                seconds += time.perf_counter() - clock
+                vectors = embed(document, texts, half)
+                seconds += time.perf_counter() - clock  # before the search, which goes on while this waits
                 bar.update(len(texts))
+                yield vectors
 
-    scores = metrics(search(vectors, encoded(), DEPTH, memory, device)[1], qrels)
+    scores = metrics(search(questions, encoded(), DEPTH, memory, device)[1], qrels)
     encoder.train(training)
     return scores, seconds
 

@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -117,6 +118,20 @@ def test_the_command_agrees_with_plain_loops_gz_and_fp16(run, models_folder, tmp
         assert scores["MRR@10"] == pytest.approx(100 * reciprocal / 12, abs=0.01) and scores["bytes"] == 48 * size and scores["passages/s"] > 0
 
 
+def test_speed_is_that_of_encoding_without_the_search(models_folder, monkeypatch):
+    search = eval_retrieval.search
+
+    def dawdle(chunks):
+        for chunk in chunks:
+            time.sleep(1)
+            yield chunk
+    monkeypatch.setattr(eval_retrieval, "search", lambda queries, chunks, *rest: search(queries, dawdle(chunks), *rest))
+    texts = demo.sentences(20)
+    encoder = common.load_encoder(models_folder / "bert")
+    scores, seconds = eval_retrieval.evaluate(encoder, texts[:5], [{i: 1} for i in range(5)], [texts[:10], texts[10:]])
+    assert 0 < seconds < 1 and scores["MRR@10"] == pytest.approx(100)
+
+
 def test_chunks_do_not_change_the_result(models_folder, tmp_path, monkeypatch):
     folder = beir(tmp_path / "beir")
     assert [len(texts) for texts in eval_retrieval.passages(folder, 25)] == [25, 25, 10] and len(next(eval_retrieval.passages(folder, 60))) == 60
@@ -142,6 +157,8 @@ def test_bad_input_gets_one_line_and_status_2(fails, models_folder, tmp_path):
             text = (folder / name).read_text().replace(old, new, 1)
         (folder / name).write_text(text)
         assert expected in fails(eval_retrieval, models_folder / "bert", "--beir", folder), name
+    (tmp_path / "0" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    assert "test.tsv: no line but the header" in fails(eval_retrieval, models_folder / "bert", "--beir", tmp_path / "0")
     assert "width 32, expected 48" in fails(eval_retrieval, models_folder / "wide", "--beir", whole, "--document-model", models_folder / "bert")
     assert "--memory 0.0" in fails(eval_retrieval, models_folder / "wide", "--beir", whole, "--memory", 0)
     assert "BEIR folder" in fails(eval_retrieval, models_folder / "wide", "--beir", tmp_path / "nowhere")
