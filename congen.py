@@ -21,7 +21,7 @@ Choices that the paper leaves open, or that this script makes otherwise:
   - The queue starts with random training sentences, which also train, and as in sec. 3.2 its oldest go before a batch is scored. The authors'
     code keeps the former out of training, and lets the latter go afterwards.
   - As in the authors' code: 128 tokens, linear decay after the warm-up, weight decay 0.01 (there not of biases and norms), gradient norm clipped at
-    1, patience 7. Its AdamW keeps the moments' bias, torch's does not. In one public state of its loss the generalize term never reads the second view.
+    1, patience 7. Its AdamW keeps the moments' bias, torch's does not. In one public state of its loss, generalize never reads the second view.
   - The head starts at random; as the identity, with --head identity, it serves a student made of the teacher's layers better.
   - L2 is between unit vectors, as sec. 3.1 defines z. CKD's positive is the teacher's embedding in the queue, all else there a negative.
   - A student that Table 7 does not name, or that --student-layers cuts, gets the row of the student nearest in size.
