@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 progress = functools.partial(tqdm, dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 30)  # a log file wants few lines
 transformers.logging.set_verbosity_error(), transformers.logging.disable_progress_bar()
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
+MINILM, MINILM_SHA256 = "sentence-transformers/all-MiniLM-L6-v2", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_DATA, HUB_FILES = "princeton-nlp/datasets-for-simcse", ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
+POOLINGS = {"mean": lambda states, mask: (states[-1] * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), "cls": lambda states, _: states[-1][:, 0]}
 GradedPairs = namedtuple("GradedPairs", "first second scores")  # three tuples: n sentences, n sentences, n gold scores
 
 class DataError(Exception):
@@ -168,33 +168,34 @@ def replace(new, path):
     os.replace(new, path)
 
 class Encoder(nn.Module):
-    """A transformer, its tokenizer, and how its folder reads a sentence off it: pooling, then dense heads, then unit length or not."""
+    """A transformer, its tokenizer, and how its folder reads a sentence off it: pooling (one of POOLINGS, or a script's own, as dse.last_four,
+    a function of all hidden states and the attention mask), then dense heads, then unit length or not."""
     def __init__(self, model, tokenizer, pooling, heads, normalize, max_length):
         super().__init__()
         self.model, self.tokenizer, self.heads = model, tokenizer, nn.Sequential(*heads)
         self.pooling, self.normalize, self.max_length = pooling, normalize, max_length
-        self.width = heads[-1].linear.out_features if heads else model.config.hidden_size
+        self.pool = (importlib.import_module(pooling.split(".")[0]).POOLINGS if "." in pooling else POOLINGS)[pooling.split(".")[-1]]
+        states = [torch.zeros(1, 2, model.config.hidden_size)] * (model.config.num_hidden_layers + 1)
+        self.width = self.heads(self.pool(states, torch.ones(1, 2, dtype=torch.long))).shape[1]
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> [N, D]"""
-        states, mask = self.model(input_ids, attention_mask).last_hidden_state, attention_mask.unsqueeze(-1)
-        embedding = self.heads(states[:, 0] if self.pooling == "cls" else (states * mask).sum(1) / mask.sum(1))
+        embedding = self.heads(self.pool(self.model(input_ids, attention_mask, output_hidden_states=True).hidden_states, attention_mask))
         return F.normalize(embedding, dim=-1) if self.normalize else embedding
     def save(self, folder):
         """Write `folder`, a Path that exists, for AutoModel and SentenceTransformer; every file appears whole or not at all."""
         kinds = ["Pooling"] + ["Dense"] * len(self.heads) + ["Normalize"] * self.normalize
         names = [""] + [f"{i}_{kind}" for i, kind in enumerate(kinds, 1)]
+        types = {"Pooling": self.pooling} if "." in self.pooling else {}  # SentenceTransformer must fail here, not take the mean
         files = {"sentence_bert_config.json": dict(max_seq_length=self.max_length, do_lower_case=False),
-                 "modules.json": [dict(idx=i, name=str(i), path=name, type=f"sentence_transformers.models.{kind}")
+                 "modules.json": [dict(idx=i, name=str(i), path=name, type=types.get(kind, f"sentence_transformers.models.{kind}"))
                                   for i, (name, kind) in enumerate(zip(names, ["Transformer", *kinds]))],
-                 "1_Pooling/config.json": dict(word_embedding_dimension=self.model.config.hidden_size,
+                 "1_Pooling/config.json": dict(pooling_mode=self.pooling) if types else dict(word_embedding_dimension=self.model.config.hidden_size,
                                                pooling_mode_cls_token=self.pooling == "cls", pooling_mode_mean_tokens=self.pooling == "mean")}
         new = folder / ".saving"
         shutil.rmtree(new, ignore_errors=True)
         for name in names:
-            (folder / name).mkdir(exist_ok=True)
-            (new / name).mkdir()
-        self.model.save_pretrained(new)
-        self.tokenizer.save_pretrained(new)
+            (folder / name).mkdir(exist_ok=True), (new / name).mkdir()
+        self.model.save_pretrained(new), self.tokenizer.save_pretrained(new)
         for name, head in zip(names[2:], self.heads):
             save_file({key: value.cpu().contiguous() for key, value in head.state_dict().items()}, new / name / "model.safetensors")
             files[f"{name}/config.json"] = dict(in_features=head.linear.in_features, out_features=head.linear.out_features,
@@ -241,19 +242,18 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
     pooling = pooling or ("cls" if default == "pooler" and not pooler else default)
     if pooling == "pooler" and pooler:
         pooling, heads = "cls", [nn.Sequential(OrderedDict(linear=pooler, activation=nn.Tanh()))]
-    if pooling not in ("mean", "cls"):
+    if pooling not in ("mean", "cls") and pooling.split(".")[0] not in ("dse", "distilface"):
         raise DataError(f"{name}: pooling {pooling!r}, expected mean or cls, or pooler for a model that has the weights of one")
     longest = model.config.max_position_embeddings - 1 - getattr(getattr(model, "embeddings", None), "padding_idx", -1)
-    stated = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length") or tokenizer.model_max_length
-    return Encoder(model, tokenizer, pooling, heads, normalize, min(stated, longest))
+    longest = min(longest, read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length") or tokenizer.model_max_length)
+    return Encoder(model, tokenizer, pooling, heads, normalize, longest)
 
 def read_head(folder, kind):
-    config = read_json(folder / "config.json", {})
-    activation = config.get("activation_function", "").split(".")[-1]
+    activation = (config := read_json(folder / "config.json", {})).get("activation_function", "").split(".")[-1]
     if kind != "Dense" or activation not in ("Tanh", "Identity", "ReLU", "GELU") or not (folder / "model.safetensors").exists():
         raise DataError(f"{folder}: {kind} {activation}, expected Dense with Tanh, Identity, ReLU or GELU, and its model.safetensors")
-    linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
-    head = nn.Sequential(OrderedDict(linear=linear, activation=getattr(nn, activation)()))  # names as in sentence-transformers' Dense
+    linear = nn.Linear(*(config[key] for key in ("in_features", "out_features", "bias")))  # "linear": sentence-transformers' name for it
+    head = nn.Sequential(OrderedDict(linear=linear, activation=getattr(nn, activation)()))
     head.load_state_dict(load_file(folder / "model.safetensors"))
     return head
 
@@ -389,12 +389,12 @@ class Run:
         for _, i, name in [key.split(".") for key in tensors if key.startswith("optimizer.")]:
             slots.setdefault(int(i), {})[name] = tensors[f"optimizer.{i}.{name}"]
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    def card(self, student, teacher, scores, text):
-        """The model card: YAML with the hub's model-index, `text`, and the table of scores; its last row is the model's own."""
+    def card(self, student, teacher, scores, text, task="sts", metric="spearman_cosine", library="sentence-transformers"):
+        """The model card: YAML with the hub's model-index, `text`, the table of scores, whose last row is the model's own."""
         student, teacher = (Path(name).name if Path(name).exists() else name for name in (student, teacher))  # no path of this machine
-        results = [EvalResult(task_type="sts", dataset_type=name.lower().replace(" ", "-"), dataset_name=name, metric_type="spearman_cosine",
-                              metric_value=round(score, 2)) for name, score in list(scores.values())[-1].items()]
-        data = ModelCardData(language="en", library_name="sentence-transformers", pipeline_tag="sentence-similarity", base_model=student,
-                             model_name=self.folder.name, tags=["sentence-transformers", "knowledge-distillation"], eval_results=results)
+        results = [EvalResult(task_type=task, dataset_type=name.lower().replace(" ", "-"), dataset_name=name, metric_value=round(score, 2),
+                              metric_type=metric or name.split()[-1].lower()) for name, score in list(scores.values())[-1].items()]
+        data = ModelCardData(language="en", library_name=library, pipeline_tag="sentence-similarity", base_model=student, eval_results=results,
+                             model_name=self.folder.name, tags=[library, "knowledge-distillation"])
         self.write("README.md", f"---\n{data.to_yaml()}\n---\n\n# {self.folder.name}\n\n{text} Teacher: {teacher}. Student from: {student}. "
-                                f"Arguments: `args.json`.\n\nSpearman x 100 of cosine similarity:\n\n{table(scores)}\n")
+                                f"Arguments: `args.json`.\n\n{'Spearman x 100 of cosine similarity:' * bool(metric)}\n\n{table(scores)}\n")

@@ -139,6 +139,24 @@ def search(queries, chunks, depth, memory, device="cpu"):
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32), 2**32 - 1 - (best & (2**32 - 1))
 
 
+def hard_negatives(queries, passages, positives, count, device="cpu", memory=2e9):
+    """The `count` passages most similar to each query but for its positives: queries [Q, D], passages [P, D], numpy, positives: Q lists of
+    passage numbers -> numbers [Q, count]. Raises DataError where there are too few."""
+    if len(passages) < count + max(map(len, positives)):
+        raise common.DataError(f"{len(passages)} passages: too few for {count} hard negatives beside a query's positives")
+    chunks = (F.normalize(torch.from_numpy(passages[i:i + CHUNK].copy()), dim=1) for i in range(0, len(passages), CHUNK))
+    vectors = F.normalize(torch.from_numpy(queries.copy()), dim=1)
+    found = search(vectors, chunks, count + max(map(len, positives)), memory, device)[1].tolist()
+    return np.array([[number for number in ranking if number not in known][:count] for ranking, known in zip(found, positives)])
+
+
+def subset(texts, qrels, size):
+    """The first `size` passages and all that qrels names -> their texts, and qrels with the numbers that they have there."""
+    kept = sorted({number for grades in qrels for number in grades} | set(range(min(size, len(texts)))))
+    place = {number: i for i, number in enumerate(kept)}
+    return [texts[number] for number in kept], [{place[number]: grade for number, grade in grades.items()} for grades in qrels]
+
+
 def metrics(found, qrels):
     """found [Q, DEPTH], passage numbers best first, qrels a list of Q {number: grade} -> {metric: mean over the queries, 0 to 100}."""
     totals = dict.fromkeys(("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000"), 0.0)
