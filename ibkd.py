@@ -23,11 +23,10 @@ Choices that the paper leaves open, or that this script makes otherwise:
     keeps W in the student (--keep-mapping), which can then query an index that the teacher built.
   - Eq. 10 contrasts an anchor with its own hard negatives; the code with those of the whole batch (--batch-negatives).
   - Every tenth training query of a retrieval task chooses the best student, by MRR@10 among --dev-passages, and does not train.
-  - CRD's data set is the batch, so are its negatives. As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1.
+  - CRD's negatives are those of the batch, not of a memory. As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1.
 
-  python ibkd.py --student nreimers/MiniLM-L6-H384-uncased                        the paper's STS setting
-  python ibkd.py --task dr --teacher Luyu/co-condenser-marco-retriever --student nreimers/MiniLM-L6-H384-uncased     MS MARCO
-  python ibkd.py --demo                                                           two minutes on a CPU
+  python ibkd.py --student nreimers/MiniLM-L6-H384-uncased, or --demo             the paper's STS setting, or two minutes on a CPU
+  python ibkd.py --task dr --teacher Luyu/co-condenser-marco-retriever --student nreimers/MiniLM-L6-H384-uncased              MS MARCO
 """
 import math
 import time
@@ -82,8 +81,8 @@ def supervised_info_nce(anchor, positive, negatives, temperature, batch_negative
 
 
 def crd_loss(student, teacher, temperature):
-    """CRD (Tian et al. 2019, eq. 18, 19 with N = M): is it the same text or not? A yes or no for each pair of the batch. [N, D] twice -> scalar."""
-    logits = cosine(student, teacher) / temperature  # of h, the probability of "the same"
+    """CRD (Tian et al. 2019): is a pair of one text or two? Odds e^(cos / tau) to N, the strangers of a batch. [N + 1, D] twice -> scalar."""
+    logits = cosine(student, teacher) / temperature - math.log(max(1, len(student) - 1))
     return F.binary_cross_entropy_with_logits(logits, torch.eye(len(logits)).to(logits), reduction="none").sum(dim=1).mean()
 
 
@@ -164,7 +163,8 @@ def train(student, stage, lengths, loss_of, run, args, dev, epochs, batch_size, 
     else:
         state.update(stage=stage, step=0, best_step=0, best=next(iter(dev(student.encoder).values())), scaler=scaler.state_dict())
         run.checkpoint(student, optimizer)
-        student.encoder.save(run.folder)  # the best so far; with a new head it is another one than before
+    if not state["step"]:  # the best so far; with a new head it is another student than before
+        student.encoder.save(run.folder)
     begin, step, losses, texts, seconds = state["step"], 0, [], 0, 0.0
     bar = common.progress(total=total, initial=begin, desc=stage, unit="step")
     student.train()

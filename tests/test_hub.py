@@ -1,4 +1,5 @@
 """The hub path, with the real huggingface_hub client against a server on 127.0.0.1 that answers as the hub does."""
+import gzip
 import hashlib
 import io
 import json
@@ -136,3 +137,17 @@ def test_no_hub_no_such_model_no_such_file(ask, hub):
     hub.shutdown()
     status, line = ask('common.resolve("nli_for_simcse.csv")')
     assert status == 2 and "not to be had from the hub" in line and "put it at ./nli_for_simcse.csv" in line
+
+
+def test_glue_and_beir_are_found(ask, hub):
+    rows = b'{"text1": "A boy runs.", "text2": "A lad runs.", "label": 1, "idx": 0}\n{"text1": "A boy runs.", "text2": "It rains.", "label": 0, "idx": 1}\n'
+    hub.repositories["datasets/SetFit/mrpc"] = {"train.jsonl": rows * 2, "validation.jsonl": rows, "test.jsonl": rows.replace(b": 1,", b": -1,").replace(b": 0,", b": -1,")}
+    assert ask('{name: pairs.labels.tolist() for name, pairs in __import__("glue").read_task(None, "mrpc").items()}') \
+        == (0, "{'train': [1, 0, 1, 0], 'dev': [1, 0]}")  # the hub's test set has no labels here
+    status, line = ask('__import__("glue").read_task(None, "qnli")')
+    assert status == 2 and "SetFit/qnli: not to be had from the hub" in line and "QNLI/train.tsv" in line
+    corpus = b'{"_id": "p", "title": "", "text": "A boy."}\n{"_id": "q", "title": "T", "text": "Rain."}\n'
+    hub.repositories["datasets/BeIR/small"] = {"corpus.jsonl.gz": gzip.compress(corpus), "queries.jsonl.gz": gzip.compress(b'{"_id": "1", "text": "Who?"}\n')}
+    hub.repositories["datasets/BeIR/small-qrels"] = {"test.tsv": b"query-id\tcorpus-id\tscore\n1\tq\t1\n"}
+    assert ask('(lambda r: (r.read_qrels("BeIR/small", "test", r.read_queries("BeIR/small")), list(r.passages("BeIR/small"))))(__import__("eval_retrieval"))') \
+        == (0, "(({'1': {1: 1}}, 2), [['A boy.', 'T Rain.']])")
