@@ -41,10 +41,8 @@ import common
 import demo
 import eval_retrieval
 
-TABLE_1 = {  # learning rate, batch size, epochs, temperature
-    ("sts", "distill"): (1e-4, 256, 10, 0.1), ("sts", "finetune"): (3e-5, 256, 3, 0.05),
-    ("dr", "distill"): (1e-4, 128, 3, 0.1), ("dr", "finetune"): (1e-5, 128, 3, 0.05),
-}
+TABLE_1 = {("sts", "distill"): (1e-4, 256, 10, 0.1), ("sts", "finetune"): (3e-5, 256, 3, 0.05),  # learning rate, batch size, epochs, temperature
+           ("dr", "distill"): (1e-4, 128, 3, 0.1), ("dr", "finetune"): (1e-5, 128, 3, 0.05)}
 
 
 def cosine(a, b):
@@ -63,9 +61,8 @@ def gram_matrix(z, kernel, gamma):
 
 def hsic(gram_x, gram_s):
     """Eq. 6: two Gram matrices [l, l] of l samples -> scalar >= 0, 0 where nothing in one tells of the other (l to infinity)."""
-    l = len(gram_x)
-    centering = torch.eye(l, dtype=gram_x.dtype, device=gram_x.device) - 1 / l  # H
-    return torch.trace(gram_x @ centering @ gram_s @ centering) / l**2
+    centering = torch.eye(len(gram_x)).to(gram_x) - 1 / len(gram_x)  # H
+    return torch.trace(gram_x @ centering @ gram_s @ centering) / len(gram_x) ** 2
 
 
 def info_nce(student, teacher, temperature):
@@ -138,8 +135,11 @@ def finetune(student, anchors, others, positive, negatives, run, args, dev):
     """Stage 2 on n anchors: `others`, Tokens of the texts that they are compared with; positive [n], negatives [n, K], rows of `others`."""
     def loss_of(rows):
         x, s = student(*anchors.batch(rows, args.device))
-        s_positive = student(*others.batch(positive[rows], args.device))[1]
-        s_negative = student(*others.batch(negatives[rows].ravel(), args.device))[1].unflatten(0, (len(rows), -1))
+        texts = np.concatenate([positive[rows], negatives[rows].ravel()])
+        order = np.argsort(others.lengths[texts], kind="stable")  # in parts of like length, so that they need little padding
+        parts = [student(*others.batch(texts[part], args.device))[1] for part in np.array_split(order, math.ceil(len(texts) / 32))]
+        s_others = torch.cat(parts)[np.argsort(order)]
+        s_positive, s_negative = s_others[:len(rows)], s_others[len(rows):].unflatten(0, (len(rows), -1))
         return {"info_nce": supervised_info_nce(s, s_positive, s_negative, args.finetune_temperature, args.batch_negatives)} \
             | bottleneck(args.beta2, x, s, args)
 
