@@ -116,6 +116,8 @@ def test_the_cross_encoder_reads_pairs_as_transformers_does(models_folder, tmp_p
         pairs = list(zip(demo.sentences(10)[:5], demo.sentences(10)[5:]))
         ours = common.encode(teacher, common.Tokens(teacher, pairs, 64), "cpu")
         batch = teacher.tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
+        if "distilbert" in str(name):  # has no segments, whatever the tokenizer says
+            batch.pop("token_type_ids", None)
         assert name != common.MINILM or teacher.segments and batch["token_type_ids"].sum() > 20
         assert np.abs(teacher.model(**batch).logits.detach().numpy() - ours).max() < 1e-5
     (tmp_path / "teacher").mkdir()
