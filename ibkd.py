@@ -18,7 +18,7 @@ Choices that the paper leaves open, or that this script makes otherwise:
   - Eq. 7 is printed as exp(gamma |x - y|); the RBF kernel, and the authors' code, is exp(-gamma |x - y|^2). As there, IMQ is 1 / sqrt(|x - y|^2 +
     gamma), linear the cosine. The code divides HSIC by (l - 1)^2; here, as in eq. 6, by l^2.
   - Sec. 3.1 sums over "other samples": j != i, though its sum is printed over all; so the positive stands in the denominator once.
-  - InfoNCE is a cosine, so a student can lower HSIC by longer vectors alone; --hsic-vectors unit takes that way out (raw, the default, as printed).
+  - HSIC is taken, as printed, of X as it is and of S as its folder gives it, unit length where that ends in Normalize (--hsic-vectors unit: both).
   - Similarity is the cosine after W. W starts as the identity where the widths agree. S is read without W, as the widths in Table 2 say; the code
     keeps W in the student (--keep-mapping), which can then query an index that the teacher built.
   - Eq. 10 contrasts an anchor with its own hard negatives; the code with those of the whole batch (--batch-negatives).

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 
 import common
@@ -189,8 +190,28 @@ def test_a_retrieval_run(run, models_folder, tmp_path):
     assert process.returncode == 0, process.stderr[-3000:]
     lines = {line.split("|")[1].strip(): line.split("|")[2:] for line in process.stdout.splitlines()}
     assert "dev MRR@10" in lines["model"][0] and "MRR@10" in lines["model"][1] and {"teacher", "student before", "student after stage 1", "student after stage 2"} <= set(lines)
+    from huggingface_hub import ModelCard
+    card = ModelCard.load(tmp_path / "out" / "README.md").data.eval_results[0]
+    assert (card.task_type, card.metric_type) == ("information-retrieval", "mrr@10")
     check = run("eval_retrieval.py", tmp_path / "out", "--beir", folder)
     assert check.stdout.splitlines()[-1].split("|")[2].strip() == lines["student after stage 2"][1].strip()
+
+
+def test_stage_2_compares_each_anchor_with_its_own_positive_and_negative(run, models_folder, files, tmp_path):
+    """One batch of all 100 triplets, no dropout, no learning to speak of: the loss that is logged is that of the embeddings, texts in their own order."""
+    model = transformers.AutoModel.from_pretrained(models_folder / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model.save_pretrained(tmp_path / "still")
+    transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(tmp_path / "still")
+    process = run("ibkd.py", "--stage", "finetune", "--student", tmp_path / "still", "--triplets", files / "triplets.csv", "--dev", files / "dev.tsv",
+                  "--output", tmp_path / "out", "--finetune-batch-size", 100, "--max-steps", 1, "--finetune-lr", 1e-30)
+    assert process.returncode == 0, process.stderr[-2000:]
+    logged = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])["info_nce"]
+    encoder, triplets, total = common.load_encoder(tmp_path / "still").eval(), common.read_triplets(files / "triplets.csv"), 0.0
+    anchors, positives, negatives = (common.encode(encoder, common.Tokens(encoder, list(side)), "cpu").tolist() for side in zip(*triplets))
+    for i, (anchor, negative) in enumerate(zip(anchors, negatives)):
+        powers = [math.exp(cosine(anchor, other) / 0.05) for other in [*positives, negative]]
+        total -= math.log(powers[i] / sum(powers)) / len(anchors)
+    assert len({len(text.split()) for row in triplets for text in row}) > 3 and logged == pytest.approx(total, rel=1e-4)
 
 
 def test_a_dozen_steps_bring_the_real_student_nearer(run, tmp_path):
