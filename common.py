@@ -230,10 +230,11 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
         del stack[:model.config.num_hidden_layers]
         model.config.num_hidden_layers = len(kept)
     modules, heads, normalize = read_json(folder / "modules.json", []), [], False
+    pooling = pooling or (modules[1].get("pooling") if modules[1:] else None)  # a script's own, where SentenceTransformer has modules for it
     if modules[1:] and not pooling:
         parts = [(folder / module["path"], module["type"].split(".")[-1]) for module in modules]
-        stated = read_json(parts[1][0] / "config.json", {})
-        pooling = stated.get("pooling_mode") or "+".join(key[13:].split("_token")[0] for key, on in stated.items() if "_mode_" in key and on)
+        said = read_json(parts[1][0] / "config.json", {})
+        pooling = said.get("pooling_mode") or "+".join(key[13:].split("_token")[0] for key, on in said.items() if "_mode_" in key and on) or "none"
         normalize = parts[-1][1] == "Normalize"
         heads = [read_head(*part) for part in parts[2:len(parts) - normalize]]
         if pooler and heads and torch.equal(heads[0].linear.weight, pooler.weight):
@@ -262,8 +263,7 @@ class Tokens:
     def __init__(self, encoder, sentences, max_length=None):
         limit, rows = min(max_length or encoder.max_length, encoder.max_length), []
         for i in range(0, len(sentences), 10_000):
-            ids = encoder.tokenizer(sentences[i:i + 10_000], truncation=True, max_length=limit)["input_ids"]
-            rows += [np.array(row, np.int32) for row in ids]
+            rows += [np.array(row, np.int32) for row in encoder.tokenizer(sentences[i:i + 10_000], truncation=True, max_length=limit)["input_ids"]]
         self.lengths, self.ids, self.pad = np.array([len(row) for row in rows]), np.concatenate(rows), encoder.tokenizer.pad_token_id
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
     def batch(self, rows, device):

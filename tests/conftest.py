@@ -15,6 +15,9 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")  # before common is imported
+PARALLEL = "PYTEST_XDIST_WORKER" in os.environ  # two processes with two threads each on two cores take three times as long
+if PARALLEL:
+    torch.set_num_threads(1)
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import common  # noqa: E402
@@ -91,7 +94,7 @@ def files(tmp_path_factory):
 def run():
     """run("ckd.py", "--option", …) -> the finished process; options that are no str are turned into str."""
     def call(script, *options, **environment):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment | ({"OMP_NUM_THREADS": "1"} if PARALLEL else {})
         return subprocess.run([sys.executable, ROOT / script, *map(str, options)], capture_output=True, text=True, env=environment, cwd=ROOT)
     return call
 
