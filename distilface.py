@@ -266,7 +266,8 @@ def quantize(folder, pairs):
         warnings.simplefilter("ignore"), logging.disable(logging.WARNING)  # both exporters talk
         fp32, linear, full = (Path(temporary, f"{name}.onnx") for name in ("fp32", "linear", "full"))
         names, shapes = dict(input_names=["input_ids", "attention_mask"], output_names=["sentence_embedding"]), ({0: "batch", 1: "length"},) * 2
-        torch.onnx.export(encoder, tokens.batch(np.array([0, 1]), "cpu"), fp32, **names, dynamic_shapes=shapes, dynamo=True, external_data=False)
+        torch.onnx.export(encoder, tokens.batch(np.array([0, 1]), "cpu"), fp32, **names, dynamic_shapes=shapes, dynamo=True, external_data=False,
+                          verbose=False)
         quantize_dynamic(fp32, linear, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"])
         quantize_dynamic(fp32, full, per_channel=True, op_types_to_quantize=["MatMul", "Gemm", "Gather"])  # Gather: the embeddings
         logging.disable(logging.NOTSET)

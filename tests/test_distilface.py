@@ -275,6 +275,7 @@ def test_int8_can_come_later(run, models_folder, files, tmp_path):
     weights = (tmp_path / "out" / "model.safetensors").read_bytes()
     process = run("distilface.py", *base, "--resume", "--quantize")
     assert process.returncode == 0 and "| int8 " in process.stdout, process.stderr[-2000:]
+    assert all(line.startswith("|") for line in process.stdout.splitlines()) and "Warning" not in process.stderr  # the exporters are silent
     assert weights == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert [path.name for path in (tmp_path / "out" / "onnx").iterdir()] == ["model_int8.onnx"]
 
