@@ -357,7 +357,7 @@ class Run:
         """-> self.state: empty for a new run, else as the last checkpoint has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.resumes:  # in this order: killed in between, the folder is taken for the old run or for none
-            for name in ("checkpoint/state.safetensors", "metrics.jsonl", "model.safetensors", "modules.json", "README.md"):
+            for name in ("checkpoint/state.safetensors", "metrics.jsonl", "model.safetensors", "modules.json", "README.md", "onnx/model_int8.onnx"):
                 (self.folder / name).unlink(missing_ok=True)
             self.write("args.json", json.dumps(self.arguments, indent=2))
         self.file.parent.mkdir(exist_ok=True)

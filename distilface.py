@@ -15,6 +15,7 @@ Choices that the paper leaves open, or that this script makes otherwise:
   - "First" in first_last, and one of all_hidden, is the output of the embedding layer, as in the code; "second to last" is every layer but that one,
     and last_second_hidden the layer before the last. Tokens are averaged in each of them, padding never.
   - As in the code: the learning rate falls linearly to 0, the gradient norm is clipped at 1. An epoch's last batch, if short, is left out.
+    Unlike there, a batch holds sentences of about one length (common.batches), and so do its negatives.
   - The paper chose hyper-parameters and the number of steps by the test sets (5.1, Figure 2). Here STS-B dev chooses, all that --grid looks at.
   - The paper's int8 model (Table 5) is half of fp32: its linear layers shrank, its embeddings, a third of DistilBERT, did not. Here they shrink too.
     ONNX Runtime does it. Torch's own eager quantization is deprecated, torchao, its heir, needs torch; an ONNX file is a standard's and runs without.
@@ -283,7 +284,7 @@ def parse_args():
     add, cuda = parser.add_argument, torch.cuda.is_available()
     add("--student", default="distilbert-base-uncased", help="folder or hub name; %(default)s (4)")
     add("--student-layers", help="keep these layers only, zero-based: 1,3,5")
-    add("--pooling", choices=POOLING_NAMES, default="avg_last4", help="%(default)s (5.6, Table 3)")
+    add("--pooling", choices=POOLING_NAMES, default="avg_last4", help="how the student is read, whatever its folder says; %(default)s (5.6, Table 3)")
     add("--train", default="wiki1m_for_simcse.txt", help="sentences, one a line, .gz too; %(default)s (3.1)")
     add("--dev", help="graded pairs (TSV) that choose the best student; STS-B dev of --senteval")
     add("--senteval", help="SentEval's folder or tar; senteval.tar where --dev is not given")

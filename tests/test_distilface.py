@@ -278,6 +278,8 @@ def test_int8_can_come_later(run, models_folder, files, tmp_path):
     assert all(line.startswith("|") for line in process.stdout.splitlines()) and "Warning" not in process.stderr  # the exporters are silent
     assert weights == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert [path.name for path in (tmp_path / "out" / "onnx").iterdir()] == ["model_int8.onnx"]
+    assert run("distilface.py", *base, "--overwrite", "--seed", 1).returncode == 0
+    assert not list((tmp_path / "out" / "onnx").iterdir())  # the old student's does not stay beside the new one
 
 
 # ---- what bad input gets
