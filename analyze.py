@@ -164,7 +164,7 @@ def speed(encoders, sets, plt):
                          "parameters": sum(p.numel() for p in encoder.parameters())}
     figure, axes = plt.subplots(figsize=(6.5, 3.6))
     scatter(axes, {name: (row["sentences/s"], row["average"]) for name, row in numbers.items()})
-    axes.set(xlabel="sentences encoded in a second", ylabel=f"Spearman x 100, average of {len(sets)} sets" if len(sets) > 1 else "Spearman x 100", xlim=(0, None))
+    axes.set(xlabel="sentences encoded in a second", ylabel="Spearman x 100" + f", average of {len(sets)} sets" * (len(sets) > 1), xlim=(0, None))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return numbers, figure
 
