@@ -28,7 +28,8 @@ from scipy.stats import spearmanr
 import common
 import demo
 
-MARKS = tuple(zip(("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999"), "osD^vPX*"))  # Okabe and Ito's colours
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")  # Okabe and Ito's, for colour-blind readers
+MARKS = tuple((COLOURS[i % 8], "osD^vPX*<"[i % 9]) for i in range(72))  # the ninth differs from the first
 
 
 def unit_vectors(encoder, sentences):
@@ -63,7 +64,7 @@ def edit_distance(first, second):
 
 def scatter(axes, points):
     """{label: (x, y)}, each with a colour and a mark of its own."""
-    for (label, (x, y)), (colour, mark) in zip(points.items(), MARKS * len(points)):
+    for (label, (x, y)), (colour, mark) in zip(points.items(), MARKS):
         axes.scatter(x, y, 60, colour, mark, label=label)
 
 
@@ -134,7 +135,7 @@ def curve(runs, plt):
     """Dev score by step, one stage after the other. runs: {label: folder}."""
     figure, axes = plt.subplots(figsize=(6.5, 3.6))
     numbers = {}
-    for (name, run), (colour, mark) in zip(runs.items(), MARKS * len(runs)):
+    for (name, run), (colour, mark) in zip(runs.items(), MARKS):
         file, steps, scores, before, stage, step = Path(run) / "metrics.jsonl", [], [], 0, None, 0
         for line, text in common.read_lines(file):
             try:
