@@ -9,7 +9,7 @@ Pairs are read as |u - v|, u o v, SNLI's as u, v, u o v, |u - v|. "avg" is that 
 
 The classifier is SentEval's with usepytorch off, scikit-learn's logistic regression with its values of C: here in torch, all folds and all C at once.
 With usepytorch on, SentEval takes the same model, but stops its training early and chooses among other penalties. --fast takes 5 folds instead of 10,
-as SentEval's prototyping configuration does; the rest of that, a cruder optimizer and fewer epochs, has no meaning for a fit that reaches its minimum.
+as SentEval's prototyping configuration does; the rest of that, a cruder optimizer for fewer epochs, means nothing to a fit that reaches its minimum.
 The folds are stratified as SentEval's, but of our own shuffle, and rows stay in the order of the files, where SentEval sorts them by length.
 
   python eval_transfer.py runs/ckd sentence-transformers/all-MiniLM-L6-v2
