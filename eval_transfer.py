@@ -10,7 +10,7 @@ Pairs are read as |u - v|, u o v, SNLI's as u, v, u o v, |u - v|. "avg" is that 
 The classifier is SentEval's with usepytorch off, scikit-learn's logistic regression with its values of C: here in torch, all folds and all C at once.
 With usepytorch on, SentEval takes the same model, but stops its training early and chooses among other penalties. --fast takes 5 folds instead of 10,
 as SentEval's prototyping configuration does; the rest of that, a cruder optimizer for fewer epochs, means nothing to a fit that reaches its minimum.
-The folds are stratified as SentEval's, but of our own shuffle, and rows stay in the order of the files, where SentEval sorts them by length.
+Folds and the order of rows that they are drawn from are SentEval's own: on CR another shuffle moves the score by half a point.
 
   python eval_transfer.py runs/ckd sentence-transformers/all-MiniLM-L6-v2
   python eval_transfer.py runs/ckd --tasks MR,TREC --fast
@@ -58,13 +58,19 @@ def read_lines(path):
     return [decode(line) for line in lines[:-1] + lines[-1:] * bool(lines[-1])]
 
 
+def by_length(first, second, labels):
+    """SentEval's order of rows, on which its folds depend: by the number of words, then by label."""
+    order = sorted(range(len(labels)), key=lambda i: (len(first[i].split()), len(second[i].split()) if second else 0, labels[i]))
+    return [first[i] for i in order], second and [second[i] for i in order], labels[order]
+
+
 def read_task(root, task):
     """-> {split: (first, second or None, labels [n])}; splits "train" and, where the task has them, "dev" and "test". Raises DataError."""
     if task in ("MR", "CR", "SUBJ", "MPQA"):
         names = dict(MR="rt-polarity.neg rt-polarity.pos", CR="custrev.neg custrev.pos", MPQA="mpqa.neg mpqa.pos",
                      SUBJ="subj.subjective subj.objective")
         negative, positive = (read_lines(root / task / name) for name in names[task].split())
-        return {"train": (negative + positive, None, np.repeat([0, 1], [len(negative), len(positive)]))}
+        return {"train": by_length(negative + positive, None, np.repeat([0, 1], [len(negative), len(positive)]))}
     if task in ("SICK-R", "STS-B"):
         files = dict(train="SICK_train", dev="SICK_trial", test="SICK_test_annotated")
         sets = {split: common.read_graded_pairs(root / f"SICK/{name}.txt", at=(1, 2, 3)) if task == "SICK-R" else
@@ -89,7 +95,7 @@ def read_task(root, task):
                 raise common.DataError(f"{root / name}:{line}: expected {layout}")
             splits[split] = tuple([match[part] if part in match.groupdict() else None for match in found] for part in ("first", "second", "label"))
     names = sorted(set(splits["train"][2]))
-    return {split: (first, None if second[0] is None else second, np.array([names.index(label) for label in labels]))
+    return {split: by_length(first, None if second[0] is None else second, np.array([names.index(label) for label in labels]))
             for split, (first, second, labels) in splits.items()}
 
 
@@ -134,11 +140,15 @@ def accuracy(predicted, labels):
 
 
 def folds(labels, k, seed=1111):
-    """Stratified: -> [n], the fold of each row, 0 to k - 1."""
-    random, fold = np.random.default_rng(seed), np.zeros(len(labels), int)
-    for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        fold[rows] = np.arange(len(rows)) % k
+    """scikit-learn's StratifiedKFold(k, shuffle=True, random_state=seed): -> [n], the fold of each row, 0 to k - 1."""
+    random, fold = np.random.RandomState(seed), np.zeros(len(labels), int)
+    classes = list(dict.fromkeys(labels.tolist()))  # in the order in which they appear
+    counts = np.bincount([classes.index(label) for label in labels.tolist()])
+    dealt = np.arange(len(classes)).repeat(counts)  # row by row, sorted by class, to fold 0, 1, ...: so many of each class does a fold get
+    for c, label in enumerate(classes):
+        share = np.arange(k).repeat([np.count_nonzero(dealt[i::k] == c) for i in range(k)])
+        random.shuffle(share)
+        fold[labels == label] = share
     return fold
 
 
