@@ -108,6 +108,30 @@ def test_a_dev_set_chooses_c_and_test_is_scored_once(task):
     assert ours == {task: pytest.approx(100 * best.score(x("test"), labels[400:]), abs=1.01)}
 
 
+@pytest.mark.parametrize("task, powers", [("MR", range(-2, 4)), ("CR", range(-2, 4)), ("SST-2", range(-2, 4)), ("SICK-E", range(-2, 4)),
+                                          ("TREC", range(-1, 6)), ("MRPC", range(-1, 6)), ("SNLI", None)])
+def test_the_values_of_c_are_sentevals(monkeypatch, task, powers):
+    tried, fit, (vectors, labels) = set(), eval_transfer.logistic_regression, problem(60, 4, 2)
+    monkeypatch.setattr(eval_transfer, "logistic_regression", lambda *given: (tried.update(given[3]), fit(*given))[1])
+    second = range(60) if task in ("SICK-E", "MRPC", "SNLI") else None
+    names = {"MR": ["train"], "CR": ["train"], "TREC": ["train", "test"], "MRPC": ["train", "test"]}.get(task, ["train", "dev", "test"])
+    eval_transfer.score(task, {name: (range(60), second, labels) for name in names}, lambda rows: torch.tensor(vectors[list(rows)]), 3)
+    assert tried == ({2.0**power for power in powers} if powers else {1e9})
+
+
+def test_c_is_chosen_by_accuracy_to_two_decimals(monkeypatch):
+    """One hit more in a fold of 151 rows is 0.002 points of the mean behind one more in a fold of 150: equal, so the smaller C."""
+    labels = torch.tensor([0] * 150 + [1] * 151)
+    fold = eval_transfer.folds(labels.numpy(), 2)
+    assert sorted(np.bincount(fold)) == [150, 151]
+    large, small = (np.flatnonzero(fold == i) for i in (np.bincount(fold).argmax(), np.bincount(fold).argmin()))
+    wrong = 1 - labels[:, None].repeat(1, 6)  # [n, 3 fits of 2 strengths]
+    wrong[large[0], ::2], wrong[small[0], 1::2] = labels[large[0]], labels[small[0]]
+    monkeypatch.setattr(eval_transfer, "logistic_regression", lambda *_: (torch.arange(6)[None, None], torch.arange(6)[None, None]))
+    monkeypatch.setattr(eval_transfer, "predict", lambda *_: wrong)
+    assert eval_transfer.chosen_by_folds(torch.zeros(301, 1), labels, [1.0, 2.0], 2)[0].item() == 4  # all rows, the first strength
+
+
 @pytest.mark.parametrize("width, last", [(4, 1050), (12, 450)])  # ended by the number of epochs, by dev
 def test_relatedness_is_sentevals_loop(width, last):
     """In numpy and float64: the softmax's gradient, Adam and the stopping rule by hand; start and order of rows drawn as there."""
