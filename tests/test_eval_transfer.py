@@ -133,7 +133,7 @@ def test_c_is_chosen_by_accuracy_to_two_decimals(monkeypatch):
 
 
 @pytest.mark.parametrize("width, last", [(4, 1050), (12, 450)])  # ended by the number of epochs, by dev
-def test_relatedness_is_sentevals_loop(width, last):
+def test_relatedness_is_sentevals_loop(monkeypatch, width, last):
     """In numpy and float64: the softmax's gradient, Adam and the stopping rule by hand; start and order of rows drawn as there."""
     random, sizes = np.random.default_rng(1), dict(train=100, dev=30, test=40)
     x = {split: random.normal(size=(n, width)) for split, n in sizes.items()}
@@ -165,9 +165,10 @@ def test_relatedness_is_sentevals_loop(width, last):
             best, expected = dev, 100 * np.corrcoef(probabilities(x["test"]) @ np.arange(1, 6), y["test"])[0, 1]
         else:
             idle += 1
-    assert epochs == last
+    orders, randperm = [], torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *given, **named: orders.append(1) or randperm(*given, **named))
     ours = eval_transfer.relatedness({split: torch.tensor(rows).float() for split, rows in x.items()}, y)
-    assert ours == pytest.approx(expected, abs=1e-3)
+    assert ours == pytest.approx(expected, abs=1e-3) and len(orders) == epochs == last
 
 
 @pytest.fixture
@@ -204,12 +205,21 @@ def test_the_script_scores_every_task_that_is_there(senteval, models_folder, run
     assert done.returncode == 0, done.stderr
     for row in json.loads(output.read_text()).values():
         assert {*eval_transfer.TASKS, "MRPC F1", "avg", "encoding, s", "in all, s"} == set(row)
-        assert row["avg"] == pytest.approx(np.mean([row[task] for task in eval_transfer.AVERAGE]))
-        assert all(0 <= row[task] <= 100 for task in eval_transfer.AVERAGE)
+        averaged = [row[task] for task in ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")]
+        assert row["avg"] == pytest.approx(np.mean(averaged)) and all(0 <= score <= 100 for score in averaged)
     assert done.stdout.splitlines()[0].split("|")[2].strip() == "MR" and len(done.stdout.splitlines()) == 4
     (senteval / "SNLI/s1.train").unlink()
     done = run("eval_transfer.py", models_folder / "bert", "--senteval", senteval, "--fast")
     assert done.returncode == 0 and "SICK-R" in done.stdout and "SNLI" not in done.stdout
+
+
+def test_fast_is_five_folds(senteval, models_folder, monkeypatch):
+    folds = []
+    monkeypatch.setattr(eval_transfer, "score", lambda task, splits, embed, k: folds.append(k) or {task: 50.0})
+    for fast in ([], ["--fast"]):
+        monkeypatch.setattr("sys.argv", ["eval_transfer.py", str(models_folder / "bert"), "--senteval", str(senteval), "--tasks", "CR,TREC", *fast])
+        eval_transfer.main()
+    assert folds == [10, 10, 5, 5]
 
 
 def test_readers_keep_latin_1_and_number_the_classes_alike_in_all_splits(senteval):
