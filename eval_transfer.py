@@ -113,14 +113,15 @@ def logistic_regression(features, labels, rows, strengths):
     x, unit = (features - mean) @ axes, (variance.clamp(min=0)[:, None] * share * (1 - share) + scale / strengths).rsqrt()  # [n, D], [K, D, P]
     scaled = torch.zeros_like(unit, requires_grad=True)
     scaled_bias = torch.zeros_like(unit[:, :1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([scaled, scaled_bias], max_iter=200, history_size=20, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([scaled, scaled_bias], max_iter=500, history_size=20, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
     def closure():
         optimizer.zero_grad()
         weights = unit * scaled
         scores = x @ weights + scaled_bias * (share * (1 - share)).rsqrt()  # [K, n, P]
         losses = F.softplus((1 - 2 * labels[:, None]) * scores[0]) if len(scores) == 1 else scores.logsumexp(dim=0) - scores[labels, index]
-        total = (scale * ((rows * losses).sum(dim=0) + weights.square().sum(dim=(0, 1)) / (2 * strengths))).sum()
+        each = scale * ((rows * losses).sum(dim=0) + weights.square().sum(dim=(0, 1)) / (2 * strengths))  # [P]
+        total = each.double().sum()  # in float32 the sum would hide the last progress of a single one
         total.backward()
         return total
     optimizer.step(closure)
