@@ -65,7 +65,7 @@ def edit_distance(first, second):
 def scatter(axes, points):
     """{label: (x, y)}, each with a colour and a mark of its own."""
     for (label, (x, y)), (colour, mark) in zip(points.items(), MARKS):
-        axes.scatter(x, y, 60, colour, mark, label=label)
+        axes.scatter(x, y, s=60, color=colour, marker=mark, label=label)
 
 
 def space(encoders, pairs, plt):
@@ -109,7 +109,7 @@ def cosine(encoders, pairs, plt):
     for (name, encoder), one in zip(encoders.items(), axes[0]):
         y = (unit_vectors(encoder, pairs.first) * unit_vectors(encoder, pairs.second)).sum(axis=1)
         numbers[name] = {"Spearman x 100": 100 * float(spearmanr(pairs.scores, y).statistic), "pairs": len(y)}
-        one.scatter(pairs.scores, y, 6, MARKS[5][0], alpha=0.35, linewidths=0)
+        one.scatter(pairs.scores, y, s=6, color=MARKS[5][0], alpha=0.35, linewidths=0)
         one.set(title=f"{name}\nSpearman {numbers[name]['Spearman x 100']:.2f}", xlabel="gold score")
     axes[0, 0].set_ylabel("cosine")
     return numbers, figure
@@ -124,8 +124,8 @@ def edits(encoders, pairs, plt):
     numbers, near = {}, distance <= 5
     for (name, x), one in zip(sides.items(), axes[0]):
         numbers[name] = {"Spearman x 100": 100 * float(spearmanr(x, distance).statistic), "pairs": len(x)}
-        one.scatter(x[~near], distance[~near], 6, MARKS[5][0], alpha=0.35, linewidths=0)
-        one.scatter(x[near], distance[near], 9, MARKS[4][0], "^", alpha=0.5, linewidths=0)
+        one.scatter(x[~near], distance[~near], s=6, color=MARKS[5][0], alpha=0.35, linewidths=0)
+        one.scatter(x[near], distance[near], s=9, color=MARKS[4][0], marker="^", alpha=0.5, linewidths=0)
         one.set(title=f"{name}\nSpearman {numbers[name]['Spearman x 100']:.2f}", xlabel="similarity" if name == "gold score" else "cosine")
     axes[0, 0].set_ylabel("edit distance, words")
     return numbers, figure

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
 
 import analyze
@@ -76,6 +77,55 @@ def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(mon
     monkeypatch.setattr(analyze, "unit_vectors", lambda encoder, sentences: encoder)
     numbers, _ = analyze.covariance({"independent": vectors, "copies": vectors[:, [0, 0, 0]] * [1, 5, -2]}, range(5000), plt)
     assert numbers["independent"]["largest"] < 0.06 and numbers["copies"]["mean |correlation|"] == pytest.approx(1)
+
+
+PAIRS = common.GradedPairs(("a b c d e f", "A B", "a b c d e"), ("u v w x y", "a c", "v w x y z"), (5.0, 4.5, 1.0))  # 6, 1 and 5 edits
+
+
+def test_what_the_points_are(monkeypatch):
+    import matplotlib.pyplot as plt
+    vectors = {text: row for text, row in zip(PAIRS.first + PAIRS.second, unit(6, 4, 0))}
+    monkeypatch.setattr(analyze, "unit_vectors", lambda encoder, sentences: np.array([vectors[sentence] for sentence in sentences]))
+    cosine = [float(vectors[a] @ vectors[b]) for a, b in zip(*PAIRS[:2])]
+    numbers, figure = analyze.space({"one": None}, PAIRS, plt)
+    for axes, values in zip(figure.axes, numbers["one"].values()):
+        assert axes.collections[0].get_offsets().tolist() == [[values["uniformity"], values["alignment"]]]
+        assert axes.get_xlabel().startswith("uniformity") and axes.get_ylabel().startswith("alignment")
+    _, figure = analyze.edits({"one": None}, PAIRS, plt)
+    far, near = (points.get_offsets().tolist() for points in figure.axes[1].collections)
+    assert far == [[pytest.approx(cosine[0]), 6]] and near == [[pytest.approx(cosine[1]), 1], [pytest.approx(cosine[2]), 5]]
+    _, figure = analyze.cosine({"one": None}, PAIRS, plt)
+    assert figure.axes[0].collections[0].get_offsets().tolist() == [[score, pytest.approx(c)] for score, c in zip(PAIRS.scores, cosine)]
+
+
+def test_speed_is_drawn_with_the_average_of_the_sets(models_folder):
+    import matplotlib.pyplot as plt
+    more = common.GradedPairs(PAIRS.second, PAIRS.first[::-1], PAIRS.scores)
+    encoder = common.load_encoder(models_folder / "bert").eval()
+    numbers, figure = analyze.speed({"one": encoder}, {"x": PAIRS, "y": more}, plt)
+    expected = np.mean([list(common.spearman(encoder, {"z": pairs}).values())[0] for pairs in (PAIRS, more)])
+    assert numbers["one"]["average"] == pytest.approx(expected)
+    assert figure.axes[0].collections[0].get_offsets().tolist() == [[numbers["one"]["sentences/s"], numbers["one"]["average"]]]
+
+
+@pytest.mark.parametrize("figure", ["space", "cosine", "edits", "speed", "covariance"])
+def test_what_is_read_for_a_figure_and_how_models_are_called(monkeypatch, figure, models_folder, tmp_path):
+    import matplotlib.pyplot as plt
+    seen, splits = [], []
+    (tmp_path / "bert").symlink_to(models_folder / "bert")
+    monkeypatch.setattr(analyze, figure, lambda encoders, data, plt: seen.extend([list(encoders), data]) or ({}, plt.figure()))
+    monkeypatch.setattr(common, "resolve", lambda name, model=False: name)
+    monkeypatch.setattr(common, "read_sts", lambda folder, split: splits.append(split) or {split: PAIRS})
+    monkeypatch.setattr(common, "read_sentences", lambda name: ["a"] * 10_001)
+    models = [str(models_folder / "bert"), str(tmp_path / "bert"), str(models_folder / "mean")]
+    options = ["--sentences", "many.txt"] if figure == "covariance" else []
+    monkeypatch.setattr(common, "load_encoder", lambda name: torch.nn.Identity())
+    monkeypatch.setattr("sys.argv", ["analyze.py", figure, *models, *options, "--output", str(tmp_path / "figure")])
+    analyze.main()
+    plt.close("all")
+    assert seen[0] == [models[0], models[1], "mean"]  # two have the same last name
+    assert splits == ([] if figure == "covariance" else ["test" if figure == "speed" else "dev"])
+    assert seen[1] == (["a"] * 10_000 if figure == "covariance" else {"test": PAIRS} if figure == "speed" else PAIRS)
 
 
 def test_a_curve_goes_on_where_a_stage_ends(run, tmp_path):
