@@ -319,7 +319,7 @@ def main():
         scores = {title: dev(model) | test(model) for title, model in (("teacher", teacher), ("student before", encoder)) if model}
         state |= dict(stage="", scores=scores)
         encoder.save(run.folder)
-    torch.manual_seed(args.seed)  # W and W_proj start at random
+    torch.manual_seed(args.seed)  # W starts at random
     if "distill" in stages and state["stage"] in ("", "distill"):
         targets = common.teacher_embeddings(teacher, teacher, common.Tokens(teacher, texts, args.max_length), args.device)
         if args.objective == "hpd":
@@ -333,7 +333,7 @@ def main():
     if "finetune" in stages and state["stage"] != "done":
         encoder = common.load_encoder(run.folder).to(args.device)
         if args.dim and encoder.width != args.dim:
-            add_head(encoder, args.dim)
+            torch.manual_seed(args.seed), add_head(encoder, args.dim)  # whatever stage 1 has drawn: a resumed run is the same run
         tokens = [common.Tokens(encoder, side, args.max_length) for side in (anchors, others)]
         finetune(Student(encoder, args.precision).to(args.device), *tokens, positive, negatives, run, args, dev)
         encoder = common.load_encoder(run.folder).to(args.device)

@@ -269,8 +269,8 @@ def test_bad_arguments(senteval, models_folder, fails):
 
 @pytest.mark.parametrize("task", ["TREC", "MRPC"])
 def test_real_data_against_sentevals_loops_in_scikit_learn(shared_data, teacher, task):
-    """The layers 1,3,5 of the teacher, within half a point."""
-    encoder = common.load_encoder(common.MINILM, layers="1,3,5").eval()
+    """The last layer of the teacher, within half a point."""
+    encoder = common.load_encoder(common.MINILM, layers="5").eval()
     splits = eval_transfer.read_task(shared_data / "senteval/data/downstream", task)
     text = list(dict.fromkeys(text for first, second, _ in splits.values() for text in [*first, *(second or [])]))
     row, vectors = {sentence: i for i, sentence in enumerate(text)}, common.encode(encoder, common.Tokens(encoder, text), "cpu")

@@ -247,6 +247,24 @@ def test_interrupted_and_resumed_it_ends_as_if_nobody_had_touched_it(run, models
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
 
 
+def test_interrupted_between_the_stages_the_projection_starts_as_it_would_have(monkeypatch, models_folder, files, tmp_path):
+    """Stage 1 has drawn dropout by then, a resumed run has not."""
+    def run(name, *more):
+        given = options(models_folder, files, tmp_path / name, "wide", "--student", models_folder / "bert", "--dim", 16, *more)
+        monkeypatch.setattr(sys, "argv", ["ibkd.py", *map(str, given)])
+        ibkd.main()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    run("whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ibkd, "finetune", interrupt)
+        run("killed")
+    run("killed", "--resume")
+    for name in [str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("model.safetensors")]:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+
+
 # ---- what bad input gets
 
 def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_path):
