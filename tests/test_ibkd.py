@@ -1,4 +1,5 @@
 """ibkd.py: its kernels and losses against plain loops, its runs from end to end, for both tasks."""
+
 import json
 import math
 import os
@@ -6,62 +7,93 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub import ModelCard
 from safetensors import safe_open
+from test_retrieval import beir
 
 import common
-import demo
 import ibkd
-from test_eval_retrieval import beir
+from support import demo
+from support.encoder import load_encoder
+
+KERNELS = ("rbf", "imq", "linear")
 
 
-def rows(count, width, seed):
-    return torch.randn(count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def rows(count, dimension, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, dimension, dtype=torch.float64, generator=generator)
+
+
+# ---- losses
 
 
 def cosine(u, v):
-    return sum(a * b for a, b in zip(u, v)) / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
+    norms = math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
+    return sum(a * b for a, b in zip(u, v)) / norms
 
 
-def kernel(name, u, v, gamma):
+def kernel_value(name, u, v, gamma):
     distance = sum((a - b) ** 2 for a, b in zip(u, v))
-    return {"rbf": math.exp(-gamma * distance), "imq": 1 / math.sqrt(distance + gamma), "linear": cosine(u, v)}[name]
+    if name == "rbf":
+        return math.exp(-gamma * distance)
+    if name == "imq":
+        return 1 / math.sqrt(distance + gamma)
+    return cosine(u, v)
 
 
-@pytest.mark.parametrize("name", ["rbf", "imq", "linear"])
+def gram_by_loops(name, z, gamma):
+    return [[kernel_value(name, u, v, gamma) for v in z] for u in z]
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_gram_matrix_is_equation_7(name):
     z = rows(7, 4, 1)
-    gram = ibkd.gram_matrix(z, name, 0.3)
-    expected = [[kernel(name, u, v, 0.3) for v in z.tolist()] for u in z.tolist()]
-    assert (gram - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-10
+    expected = torch.tensor(gram_by_loops(name, z.tolist(), 0.3), dtype=torch.float64)
+    assert (ibkd.gram_matrix(z, name, 0.3) - expected).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("name", ["rbf", "imq", "linear"])
+def centered(gram):
+    """H K H: each entry less the means of its row and its column, plus the mean of all."""
+    l = len(gram)
+    row_means = [sum(row) / l for row in gram]
+    column_means = [sum(row[j] for row in gram) / l for j in range(l)]
+    mean = sum(row_means) / l
+    return [
+        [gram[i][j] - row_means[i] - column_means[j] + mean for j in range(l)] for i in range(l)
+    ]
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_hsic_is_equation_6(name):
-    """tr(K_X H K_S H) / l^2, the centring written out: each entry of K_X less the means of its row and its column, plus the mean of all."""
-    l, x, s = 7, rows(7, 4, 1).tolist(), rows(7, 3, 2).tolist()
-    k, m = ([[kernel(name, u, v, 0.5) for v in z] for u in z] for z in (x, s))
+    l = 7
+    x = rows(l, 4, 1)
+    s = rows(l, 3, 2)
+    gram_x = centered(gram_by_loops(name, x.tolist(), 0.5))
+    gram_s = gram_by_loops(name, s.tolist(), 0.5)
+    expected = sum(gram_x[i][j] * gram_s[j][i] for i in range(l) for j in range(l)) / l**2
+    result = ibkd.hsic(ibkd.gram_matrix(x, name, 0.5), ibkd.gram_matrix(s, name, 0.5))
+    assert result.item() == pytest.approx(expected, abs=1e-10)
+    assert expected > 0
 
-    def centred(k):
-        row, column = [sum(r) / l for r in k], [sum(r[j] for r in k) / l for j in range(l)]
-        return [[k[i][j] - row[i] - column[j] + sum(row) / l for j in range(l)] for i in range(l)]
-    expected = sum(centred(k)[i][j] * m[j][i] for i in range(l) for j in range(l)) / l ** 2
-    result = ibkd.hsic(ibkd.gram_matrix(torch.tensor(x, dtype=torch.float64), name, 0.5), ibkd.gram_matrix(torch.tensor(s, dtype=torch.float64), name, 0.5))
-    assert result.item() == pytest.approx(expected, abs=1e-10) and expected > 0
 
-
-@pytest.mark.parametrize("name", ["rbf", "imq", "linear"])
-def test_hsic_of_independent_samples_tends_to_0_and_of_a_variable_with_itself_does_not(name):
-    def value(l, same):
-        x = rows(l, 3, l)
-        gram = ibkd.gram_matrix(x, name, 0.5)
-        return ibkd.hsic(gram, gram if same else ibkd.gram_matrix(rows(l, 3, l + 1), name, 0.5)).item()
-    apart, same = [value(l, False) for l in (20, 200, 2000)], [value(l, True) for l in (20, 200, 2000)]
-    assert apart[0] > 3 * apart[1] > 9 * apart[2] and same[2] > 0.3 * same[0] and same[2] > 50 * apart[2]
+@pytest.mark.parametrize("name", KERNELS)
+def test_hsic_tends_to_0_for_independent_samples_and_not_for_a_variable_with_itself(name):
+    independent = []
+    itself = []
+    for l in (20, 200, 2000):
+        x = ibkd.gram_matrix(rows(l, 3, l), name, 0.5)
+        other = ibkd.gram_matrix(rows(l, 3, l + 1), name, 0.5)
+        independent.append(ibkd.hsic(x, other).item())
+        itself.append(ibkd.hsic(x, x).item())
+    assert independent[0] > 3 * independent[1] > 9 * independent[2]
+    assert itself[2] > 0.3 * itself[0]
+    assert itself[2] > 50 * independent[2]
 
 
 def test_info_nce_is_that_of_section_3_1():
@@ -75,166 +107,351 @@ def test_info_nce_is_that_of_section_3_1():
 
 @pytest.mark.parametrize("batch_negatives", [False, True])
 def test_supervised_info_nce_is_equation_10(batch_negatives):
-    anchor, positive, negatives, tau = rows(4, 5, 1), rows(4, 5, 2), rows(12, 5, 3).view(4, 3, 5), 0.1
+    anchor, positive, tau = rows(4, 5, 1), rows(4, 5, 2), 0.1
+    negatives = rows(12, 5, 3).view(4, 3, 5)
     total = 0.0
     for i, s in enumerate(anchor.tolist()):
-        others = negatives.flatten(0, 1).tolist() if batch_negatives else negatives[i].tolist()
-        p, n = [math.exp(cosine(s, t) / tau) for t in positive.tolist()], [math.exp(cosine(s, t) / tau) for t in others]
-        total -= math.log(p[i] / (sum(p) + sum(n))) / 4
-    assert ibkd.supervised_info_nce(anchor, positive, negatives, tau, batch_negatives).item() == pytest.approx(total, abs=1e-10)
+        hard = negatives.flatten(0, 1) if batch_negatives else negatives[i]
+        of_positives = [math.exp(cosine(s, t) / tau) for t in positive.tolist()]
+        of_negatives = [math.exp(cosine(s, t) / tau) for t in hard.tolist()]
+        total -= math.log(of_positives[i] / (sum(of_positives) + sum(of_negatives))) / 4
+    result = ibkd.supervised_info_nce(anchor, positive, negatives, tau, batch_negatives)
+    assert result.item() == pytest.approx(total, abs=1e-10)
 
 
-def test_crd_loss_against_loops():
-    student, teacher, tau = rows(5, 4, 1), rows(5, 4, 2), 0.2
-    total = 0.0
-    for i, s in enumerate(student.tolist()):
-        for j, t in enumerate(teacher.tolist()):
-            power = math.exp(cosine(s, t) / tau)
-            h = power / (power + 4)  # the posterior of "one text": e^g is the ratio of the densities, 4 to 1 the prior against it
-            total -= math.log(h if i == j else 1 - h) / 5
-    assert ibkd.crd_loss(student, teacher, tau).item() == pytest.approx(total, abs=1e-10)
+def test_the_bottleneck_is_beta_hsic_of_embeddings_as_they_are_or_normalized():
+    x, s = rows(6, 5, 1), rows(6, 4, 2)
+    args = SimpleNamespace(kernel="imq", gamma=0.3, hsic_vectors="raw")
+    grams = [ibkd.gram_matrix(z, "imq", 0.3) for z in (x, s)]
+    assert torch.equal(ibkd.bottleneck(x, s, 0.7, args), 0.7 * ibkd.hsic(*grams))
+    args.hsic_vectors = "unit"
+    units = [z / z.norm(dim=1, keepdim=True) for z in (x, s)]
+    expected = 0.7 * ibkd.hsic(*(ibkd.gram_matrix(z, "imq", 0.3) for z in units))
+    assert ibkd.bottleneck(x, s, 0.7, args).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-def test_principal_components_keep_the_most_variance():
-    random = np.random.default_rng(0)
-    vectors = (random.normal(size=(500, 6)) * [5, 0.1, 3, 0.1, 1, 0.1] + 2).astype(np.float32)
-    mean, directions = ibkd.principal_components(vectors, 3)
-    assert np.abs(mean - vectors.mean(0)).max() < 1e-5 and np.abs(np.abs(directions).argmax(0) - [0, 2, 4]).max() == 0
-    assert np.abs(directions.T @ directions - np.eye(3)).max() < 1e-5
+LOSSES = {
+    "info_nce": lambda x: ibkd.info_nce(x, rows(4, 3, 2), 0.1),
+    "supervised_info_nce": lambda x: ibkd.supervised_info_nce(
+        x, rows(4, 3, 2), rows(8, 3, 3).view(4, 2, 3), 0.1
+    ),
+}
 
 
-@pytest.mark.parametrize("loss", [
-    lambda x: ibkd.info_nce(x, rows(4, 3, 2), 0.1), lambda x: ibkd.supervised_info_nce(x, rows(4, 3, 2), rows(8, 3, 3).view(4, 2, 3), 0.1),
-    lambda x: ibkd.crd_loss(x, rows(4, 3, 2), 0.2),
-    *(lambda x, name=name: ibkd.hsic(ibkd.gram_matrix(rows(4, 5, 2), name, 0.5), ibkd.gram_matrix(x, name, 0.5)) for name in ("rbf", "imq", "linear"))])
-def test_gradients(loss):
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_the_contrastive_losses(name):
+    assert torch.autograd.gradcheck(LOSSES[name], rows(4, 3, 1).requires_grad_())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_gradients_of_hsic(name):
+    gram = ibkd.gram_matrix(rows(4, 5, 2), name, 0.5)
+
+    def loss(s):
+        return ibkd.hsic(gram, ibkd.gram_matrix(s, name, 0.5))
+
     assert torch.autograd.gradcheck(loss, rows(4, 3, 1).requires_grad_())
 
 
-# ---- student, mining, table
+# ---- student
+
 
 @pytest.mark.parametrize("name", ["mean", "cls", "pooler", "roberta", "distilbert"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_student_is_read_as_its_folder_will_be(models_folder, name, keep):
-    """ibkd.Student and common.Encoder are written apart; what is trained must point where what is saved and scored points."""
-    encoder = common.load_encoder(models_folder / name).eval()
-    student = ibkd.Student(encoder, "fp32", 48, keep).eval()
-    batch = common.Tokens(encoder, demo.sentences(6)).batch(np.arange(6), "cpu")
-    x, s = student(*batch)
-    expected = student.mapping(s) if keep else s
-    assert (torch.nn.functional.cosine_similarity(expected, encoder(*batch)) - 1).abs().max() < 1e-6 and encoder.width == (48 if keep else 32)
-    states, mask = encoder.model(*batch, output_hidden_states=True).hidden_states[0], batch[1]
+    """ibkd.Student and support's Encoder are written apart; what is trained must point in the
+    direction of what is saved and scored."""
+    encoder = load_encoder(models_folder / name).eval()
+    student = ibkd.Student(encoder, 48, keep).eval()
+    input_ids, mask = common.Tokens(encoder, demo.sentences(6)).batch(np.arange(6))
+    x, s = student(input_ids, mask)
+    trained = student.mapping(s) if keep else s
+    directions = torch.nn.functional.cosine_similarity(trained, encoder(input_ids, mask))
+    assert (directions - 1).abs().max() < 1e-6
+    assert encoder.dimension == (48 if keep else 32)
+    assert s.shape == (6, 32)
+
+    output = encoder.model(input_ids, mask, output_hidden_states=True)
+    states = output.hidden_states[0]
     for row in range(6):
         tokens = [states[row, i] for i in range(int(mask[row].sum()))]
         assert (x[row] - sum(tokens) / len(tokens)).abs().max() < 1e-6
 
 
-def test_w_starts_as_the_identity_where_the_widths_agree(models_folder):
-    encoder = common.load_encoder(models_folder / "mean")
-    assert torch.equal(ibkd.Student(encoder, "fp32", 32).mapping.weight, torch.eye(32))
-    assert ibkd.Student(encoder, "fp32", 48).mapping.weight.shape == (48, 32)
+def test_s_is_normalized_only_if_the_folder_says_so(models_folder):
+    for name, normalized in (("mean", True), ("cls", False)):
+        encoder = load_encoder(models_folder / name).eval()
+        batch = common.Tokens(encoder, demo.sentences(4)).batch(np.arange(4))
+        _, s = ibkd.Student(encoder)(*batch)
+        assert torch.allclose(s.norm(dim=1), torch.ones(4), atol=1e-5) == normalized
 
 
-def test_negatives_are_the_nearest_passages_but_for_the_positives(tmp_path):
-    random = np.random.default_rng(0)
-    queries, passages = (random.normal(size=(count, 6)).astype(np.float32) for count in (5, 50))
-    positives = [[int((queries[i] @ passages.T / np.linalg.norm(passages, axis=1)).argmax()), 7] for i in range(5)]
-    found = ibkd.eval_retrieval.hard_negatives(queries, passages, positives, 4)
-    for query, known, numbers in zip(queries, positives, found.tolist()):
-        ranking = sorted(range(50), key=lambda i: -cosine(query.tolist(), passages[i].tolist()))
-        assert numbers == [i for i in ranking if i not in known][:4]
+def test_w_starts_as_the_identity_if_the_dimensions_agree(models_folder):
+    encoder = load_encoder(models_folder / "mean")
+    assert torch.equal(ibkd.Student(encoder, 32).mapping.weight, torch.eye(32))
+    assert ibkd.Student(encoder, 48).mapping.weight.shape == (48, 32)
+
+
+def test_without_a_teacher_there_is_no_w(models_folder):
+    student = ibkd.Student(load_encoder(models_folder / "mean"))
+    s = rows(3, 32, 0)
+    assert torch.equal(student.mapping(s), s)
+
+
+def test_the_projection_is_equation_11(models_folder):
+    encoder = load_encoder(models_folder / "cls").eval()
+    batch = common.Tokens(encoder, demo.sentences(4)).batch(np.arange(4))
+    s = encoder(*batch)
+    ibkd.add_projection(encoder, 16)
+    (head,) = encoder.heads
+    assert encoder.dimension == 16
+    assert head.linear.weight.shape == (16, 32)
+    assert torch.allclose(encoder(*batch), s @ head.linear.weight.T, atol=1e-6)
+
+
+def test_texts_are_embedded_in_parts_and_come_back_in_their_order(models_folder, monkeypatch):
+    monkeypatch.setattr(ibkd, "TEXTS_AT_A_TIME", 3)
+    encoder = load_encoder(models_folder / "cls").eval()
+    tokens = common.Tokens(encoder, demo.sentences(20))
+    wanted = np.array([7, 0, 19, 7, 12, 3, 4, 15])
+    result = ibkd.embed_by_length(ibkd.Student(encoder).eval(), tokens, wanted, "cpu")
+    for row, text in enumerate(wanted):
+        alone = encoder(*tokens.batch(np.array([text])))[0]
+        assert (result[row] - alone).abs().max() < 1e-5
+
+
+# ---- settings
+
+
+def parse(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["ibkd.py", "--student", "x", *map(str, options)])
+    return ibkd.parse_args()
 
 
 def test_table_1_and_defaults_are_the_papers(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["ibkd.py", "--student", "x"])
-    args = ibkd.parse_args()
-    assert (args.gamma, args.beta1, args.beta2, args.hard_negatives, args.kernel) == (0.5, 1.0, 0.5, 8, "rbf")
-    assert ibkd.TABLE_1["sts", "distill"] == (1e-4, 256, 10, 0.1) and ibkd.TABLE_1["dr", "finetune"] == (1e-5, 128, 3, 0.05)
+    args = parse(monkeypatch)
+    assert (args.gamma, args.beta1, args.beta2) == (0.5, 1.0, 0.5)
+    assert (args.hard_negatives, args.kernel) == (8, "rbf")
+    assert (args.hsic_vectors, args.patience, args.max_length) == ("raw", 0, 128)
+    assert (args.lr, args.batch_size, args.epochs, args.temperature) == (1e-4, 256, 10, 0.1)
+    assert (args.finetune_lr, args.finetune_batch_size) == (3e-5, 256)
+    assert (args.finetune_epochs, args.finetune_temperature) == (3, 0.05)
+    args = parse(monkeypatch, "--task", "dr", "--lr", 1, "--finetune-epochs", 7)
+    assert (args.lr, args.batch_size, args.epochs, args.temperature) == (1, 128, 3, 0.1)
+    assert (args.finetune_lr, args.finetune_batch_size) == (1e-5, 128)
+    assert (args.finetune_epochs, args.finetune_temperature) == (7, 0.05)
+
+
+def test_the_learning_rate_falls_from_its_peak_to_zero():
+    rates = []
+    for number in range(1, 51):
+        step = SimpleNamespace(number=number, total=50)
+        rates.append(ibkd.linear_decay(2.0, step))
+    assert rates == pytest.approx([2 * (51 - number) / 50 for number in range(1, 51)])
 
 
 # ---- runs
 
-TINY = ("--epochs", 2, "--batch-size", 32, "--finetune-epochs", 1, "--finetune-batch-size", 32, "--eval-steps", 4, "--lr", 1e-3)
+TINY = (
+    *("--epochs", 2, "--batch-size", 32, "--lr", 1e-3, "--eval-steps", 4),
+    *("--finetune-epochs", 1, "--finetune-batch-size", 32),
+)
 
 
 def options(models_folder, files, output, teacher="mean", *more):
-    return ("--teacher", models_folder / teacher, "--train", files / "sentences.txt", "--triplets", files / "triplets.csv",
-            "--dev", files / "dev.tsv", "--output", output, *TINY, *more)
+    data = ("--train", files / "sentences.txt", "--triplets", files / "triplets.csv")
+    data += ("--dev", files / "dev.tsv")
+    return ("--teacher", models_folder / teacher, *data, "--output", output, *TINY, *more)
 
 
-@pytest.mark.parametrize("teacher, more", [
-    ("mean", ("--student-layers", "0,2")), ("wide", ("--student-layers", "1,3", "--objective", "hpd", "--dim", 16)),
-    ("wide", ("--student", "bert", "--kernel", "imq", "--dim", 16)), ("mean", ("--student-layers", "2", "--objective", "mse", "--keep-mapping")),
-    ("wide", ("--student", "pooler", "--objective", "crd", "--keep-mapping")), ("cls", ("--student", "distilbert", "--objective", "ckd", "--batch-negatives")),
-    ("roberta", ("--student-layers", "0,3", "--kernel", "linear", "--hsic-vectors", "raw"))])
-def test_a_run_leaves_the_best_student(run, models_folder, files, tmp_path, teacher, more):
+def metrics(folder):
+    """The lines of metrics.jsonl, without the speed."""
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for entry in entries:
+        entry.pop("sentences_per_second", None)
+    return entries
+
+
+def weights(folder):
+    paths = sorted(folder.rglob("model.safetensors"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def table_rows(printed):
+    """The table at the end -> {model or "model": [cells]}."""
+    table = {}
+    for line in printed.splitlines():
+        if line.startswith("|"):
+            name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            table[name] = cells
+    return table
+
+
+SETTINGS = {
+    "layers of the teacher": ("mean", "--student-layers", "0,2"),
+    "projection": ("wide", "--student", "bert", "--kernel", "imq", "--dim", 16),
+    "W kept, then projected": ("wide", "--student-layers", "1,3", "--keep-mapping", "--dim", 16),
+    "W kept, square": ("mean", "--student-layers", 2, "--hsic-vectors", "unit", "--keep-mapping"),
+    "pooler, CKD": ("wide", "--student", "pooler", "--beta1", 0, "--beta2", 0),
+    "batch negatives": ("cls", "--student", "distilbert", "--batch-negatives"),
+    "linear kernel": ("roberta", "--student-layers", "0,3", "--kernel", "linear"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_leaves_the_best_student(call_main, models_folder, files, tmp_path, setting):
     from sentence_transformers import SentenceTransformer
-    more = [models_folder / word if before == "--student" else word for before, word in zip(("", *more), more)]
+
+    teacher, *more = SETTINGS[setting]
+    if "--student" in more:
+        more[1] = models_folder / more[1]
     out = tmp_path / "out"
-    process = run("ibkd.py", *options(models_folder, files, out, teacher, *more))
-    assert process.returncode == 0, process.stderr[-3000:]
-    entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert {entry["stage"] for entry in entries} == {"distill", "finetune"} and all(math.isfinite(entry["loss"]) for entry in entries)
-    encoder = common.load_encoder(out).eval()
-    dev = common.spearman(encoder, {"dev": common.read_graded_pairs(files / "dev.tsv")})["dev"]
-    last = [line.split("|") for line in process.stdout.splitlines() if "after stage 2" in line][0]
-    assert dev == pytest.approx(float(last[2]), abs=0.006) and (encoder.width == 16 or 16 not in more)
-    ours = common.encode(encoder, common.Tokens(encoder, demo.sentences(20)), "cpu")
-    assert np.abs(SentenceTransformer(str(out), device="cpu").encode(demo.sentences(20)) - ours).max() < 1e-5
+    printed = call_main(ibkd, *options(models_folder, files, out, teacher, *more))
+    entries = metrics(out)
+    starts = [entry["stage"] for entry in entries if entry["step"] == 0]
+    assert starts == ["distill", "finetune"]
+    for entry in entries:
+        if entry["step"] > 0:
+            assert math.isfinite(entry["loss"])
+            total = entry["info_nce"] + entry["hsic"]
+            assert entry["loss"] == pytest.approx(total, rel=1e-5)
+            assert (entry["hsic"] > 0) == ("--beta1" not in more)
+    encoder = load_encoder(out).eval()
+    sets = {"dev": common.read_scored_pairs(files / "dev.tsv")}
+    dev = common.spearman(encoder, sets)["dev"]
+    finetuned = [entry["dev"] for entry in entries if entry["stage"] == "finetune"]
+    assert dev == pytest.approx(max(finetuned), abs=1e-4)
+    assert dev == pytest.approx(float(table_rows(printed)["student after stage 2"][0]), abs=0.006)
+    kept_dimension = 48 if teacher == "wide" and "--keep-mapping" in more else 32
+    assert encoder.dimension == (16 if "--dim" in more else kept_dimension)
+    ours = common.encode_sentences(encoder, demo.sentences(20))
+    theirs = SentenceTransformer(str(out), device="cpu").encode(demo.sentences(20))
+    assert np.abs(theirs - ours).max() < 1e-5
 
 
-def test_a_retrieval_run(run, models_folder, tmp_path):
+@pytest.mark.slow
+def test_a_kept_mapping_matches_the_teachers_index(call_main, models_folder, files, tmp_path):
+    """Stage 1 with W kept moves the student's own embedding towards the teacher's."""
+    more = ("--stage", "distill", "--student", models_folder / "bert", "--keep-mapping")
+    more += ("--epochs", 20)
+    call_main(ibkd, *options(models_folder, files, tmp_path / "out", "wide", *more))
+    sentences = demo.sentences(300)
+    similarities = []
+    for name in (tmp_path / "out", models_folder / "wide"):
+        vectors = common.encode_sentences(load_encoder(name).eval(), sentences)
+        similarities.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    nearest = (similarities[0] @ similarities[1].T).argmax(axis=1)
+    assert (nearest == np.arange(300)).mean() > 0.2  # 0.003 by chance
+
+
+@pytest.fixture
+def search_folder(tmp_path):
     folder = beir(tmp_path / "beir", 200, 60)
     (folder / "qrels" / "train.tsv").write_text((folder / "qrels" / "test.tsv").read_text())
-    process = run("ibkd.py", "--task", "dr", "--beir", folder, "--teacher", models_folder / "wide", "--student-layers", "0,2", "--output", tmp_path / "out", *TINY)
-    assert process.returncode == 0, process.stderr[-3000:]
-    lines = {line.split("|")[1].strip(): line.split("|")[2:] for line in process.stdout.splitlines()}
-    assert "dev MRR@10" in lines["model"][0] and "MRR@10" in lines["model"][1] and {"teacher", "student before", "student after stage 1", "student after stage 2"} <= set(lines)
-    from huggingface_hub import ModelCard
+    return folder
+
+
+@pytest.mark.slow
+def test_a_retrieval_run(call_main, models_folder, search_folder, tmp_path):
+    import eval_retrieval
+
+    models = ("--teacher", models_folder / "wide", "--student-layers", "0,2")
+    task = ("--task", "dr", "--beir", search_folder, "--output", tmp_path / "out")
+    printed = call_main(ibkd, *task, *models, *TINY)
+    table = table_rows(printed)
+    assert table["model"][:2] == ["dev MRR@10", "MRR@10"]
+    after = ("student after stage 1", "student after stage 2")
+    assert {"teacher", "student before", *after} < set(table)
     card = ModelCard.load(tmp_path / "out" / "README.md").data.eval_results[0]
     assert (card.task_type, card.metric_type) == ("information-retrieval", "mrr@10")
-    check = run("eval_retrieval.py", tmp_path / "out", "--beir", folder)
-    assert check.stdout.splitlines()[-1].split("|")[2].strip() == lines["student after stage 2"][1].strip()
+    finetuned = [entry for entry in metrics(tmp_path / "out") if entry["stage"] == "finetune"]
+    best = max(entry["dev"] for entry in finetuned)
+    assert float(table[after[1]][0]) == pytest.approx(best, abs=0.006)
+    check = call_main(eval_retrieval, tmp_path / "out", "--beir", search_folder)
+    assert table_rows(check)[str(tmp_path / "out")][0] == table[after[1]][1]
 
 
-def test_stage_2_compares_each_anchor_with_its_own_positive_and_negative(run, models_folder, files, tmp_path):
-    """One batch of all 100 triplets, no dropout, no learning to speak of: the loss that is logged is that of the embeddings, texts in their own order."""
-    model = transformers.AutoModel.from_pretrained(models_folder / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def test_the_teacher_mines_the_negatives_of_a_retrieval_task(
+    monkeypatch, models_folder, search_folder
+):
+    more = ("--task", "dr", "--beir", search_folder, "--hard-negatives", 3, "--skip-test")
+    args = parse(monkeypatch, *more)
+    teacher = load_encoder(models_folder / "wide").eval()
+    task = ibkd.retrieval_task(args, teacher)
+    vectors = common.encode_sentences(teacher, demo.sentences(200) + task.anchors).tolist()
+    assert task.texts[:200] == task.others == demo.sentences(200)
+    assert len(task.anchors) == 2 * 54  # of 60 queries six are for dev; each has two positives
+    assert task.hard_negatives.shape == (108, 3)
+    for row in (0, 1, 50, 107):
+        query = vectors[200 + row]
+        own = {task.positives[i] for i in range(108) if task.anchors[i] == task.anchors[row]}
+        assert len(own) == 2
+        cosines = [cosine(query, passage) for passage in vectors[:200]]
+        others = [i for i in np.argsort([-value for value in cosines]) if i not in own]
+        assert task.hard_negatives[row].tolist() == others[:3]
+
+
+@pytest.mark.slow
+def test_stage_2_compares_each_anchor_with_its_own_positive_and_negative(
+    call_main, models_folder, files, tmp_path
+):
+    """One batch of all 100 triplets, no dropout, hardly any learning: the loss that is logged is
+    that of the embeddings, with the texts in their own order."""
+    still = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.AutoModel.from_pretrained(models_folder / "bert", **still)
     model.save_pretrained(tmp_path / "still")
-    transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(tmp_path / "still")
-    process = run("ibkd.py", "--stage", "finetune", "--student", tmp_path / "still", "--triplets", files / "triplets.csv", "--dev", files / "dev.tsv",
-                  "--output", tmp_path / "out", "--finetune-batch-size", 100, "--max-steps", 1, "--finetune-lr", 1e-30)
-    assert process.returncode == 0, process.stderr[-2000:]
-    logged = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])["info_nce"]
-    encoder, triplets, total = common.load_encoder(tmp_path / "still").eval(), common.read_triplets(files / "triplets.csv"), 0.0
-    anchors, positives, negatives = (common.encode(encoder, common.Tokens(encoder, list(side)), "cpu").tolist() for side in zip(*triplets))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
+    tokenizer.save_pretrained(tmp_path / "still")
+    more = ("--stage", "finetune", "--student", tmp_path / "still", "--max-steps", 1)
+    more += ("--finetune-batch-size", 100, "--finetune-lr", 1e-30)
+    call_main(ibkd, *options(models_folder, files, tmp_path / "out", "mean", *more))
+    logged = metrics(tmp_path / "out")[-1]["info_nce"]
+
+    encoder = load_encoder(tmp_path / "still").eval()
+    triplets = common.read_triplets(files / "triplets.csv")
+    assert len({len(text.split()) for row in triplets for text in row}) > 3
+    sides = [common.encode_sentences(encoder, side).tolist() for side in zip(*triplets)]
+    anchors, positives, negatives = sides
+    total = 0.0
     for i, (anchor, negative) in enumerate(zip(anchors, negatives)):
         powers = [math.exp(cosine(anchor, other) / 0.05) for other in [*positives, negative]]
         total -= math.log(powers[i] / sum(powers)) / len(anchors)
-    assert len({len(text.split()) for row in triplets for text in row}) > 3 and logged == pytest.approx(total, rel=1e-4)
+    assert logged == pytest.approx(total, rel=1e-4)
 
 
-def test_a_dozen_steps_bring_the_real_student_nearer(run, tmp_path):
-    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 of the demo's sentences: the demo test pairs, five points."""
+@pytest.mark.slow
+def test_a_dozen_steps_improve_the_real_student(run, teacher, tmp_path):
+    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 sentences: five points on the demo's test."""
     (tmp_path / "train.txt").write_text("\n".join(demo.sentences(768)), "utf-8")
-    more = ("--demo", "--stage", "distill", "--train", tmp_path / "train.txt", "--output", tmp_path / "out")
-    process = run("ibkd.py", *more, OMP_NUM_THREADS="2")
+    more = ("--stage", "distill", "--train", tmp_path / "train.txt", "--output", tmp_path / "out")
+    process = run("ibkd.py", "--demo", *more, OMP_NUM_THREADS="2")
     assert process.returncode == 0, process.stderr[-2000:]
-    table = {line.split("|")[1].strip(): float(line.split("|")[3]) for line in process.stdout.splitlines() if line.startswith("| student")}
-    assert table["student after stage 1"] > table["student before"] + 5
+    table = table_rows(process.stdout)
+    after = float(table["student after stage 1"][1])
+    assert after > float(table["student before"][1]) + 5
 
 
-def test_interrupted_and_resumed_it_ends_as_if_nobody_had_touched_it(run, models_folder, files, tmp_path):
+def changed_at(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_ends_as_if_never_interrupted(run, models_folder, files, tmp_path):
     """SIGKILL at four moments, over both stages, with a projection: weights bit for bit."""
     more = ("--student", models_folder / "bert", "--dim", 16, "--eval-steps", 2)
-    assert run("ibkd.py", *options(models_folder, files, tmp_path / "whole", "wide", *more)).returncode == 0
-    command = [sys.executable, "ibkd.py", *map(str, options(models_folder, files, tmp_path / "killed", "wide", *more)), "--resume"]
+    whole = run("ibkd.py", *options(models_folder, files, tmp_path / "whole", "wide", *more))
+    assert whole.returncode == 0, whole.stderr[-2000:]
+    arguments = options(models_folder, files, tmp_path / "killed", "wide", *more, "--resume")
+    command = [sys.executable, "ibkd.py", *map(str, arguments)]
     where = dict(env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=os.path.dirname(ibkd.__file__))
-    state, stages = tmp_path / "killed" / "checkpoint" / "state.safetensors", set()
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    state = tmp_path / "killed" / "checkpoint" / "state.safetensors"
+    stages = set()
     for kill in range(4):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)
-        before = state.stat().st_mtime_ns if state.exists() else 0
-        while process.poll() is None and (state.stat().st_mtime_ns if state.exists() else 0) == before:
+        before = changed_at(state)
+        process = subprocess.Popen(command, **quiet, **where)
+        while process.poll() is None and changed_at(state) == before:
             time.sleep(0.002)
         time.sleep(0.25 * kill)
         assert process.poll() is None, "the run ended before it was killed"
@@ -243,48 +460,68 @@ def test_interrupted_and_resumed_it_ends_as_if_nobody_had_touched_it(run, models
         stages.add(json.loads(safe_open(state, "np").metadata()["state"])["stage"])
     assert "distill" in stages
     assert subprocess.run(command, capture_output=True, **where).returncode == 0
-    for name in [str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("model.safetensors")]:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
 
-def test_interrupted_between_the_stages_the_projection_starts_as_it_would_have(monkeypatch, models_folder, files, tmp_path):
+@pytest.mark.slow
+def test_interrupted_between_the_stages_the_projection_starts_as_it_would_have(
+    call_main, monkeypatch, models_folder, files, tmp_path
+):
     """Stage 1 has drawn dropout by then, a resumed run has not."""
-    def run(name, *more):
-        given = options(models_folder, files, tmp_path / name, "wide", "--student", models_folder / "bert", "--dim", 16, *more)
-        monkeypatch.setattr(sys, "argv", ["ibkd.py", *map(str, given)])
-        ibkd.main()
+
+    def train(name, *more):
+        more = ("--student", models_folder / "bert", "--dim", 16, *more)
+        call_main(ibkd, *options(models_folder, files, tmp_path / name, "wide", *more))
 
     def interrupt(*_):
         raise KeyboardInterrupt
-    run("whole")
+
+    train("whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ibkd, "finetune", interrupt)
-        run("killed")
-    run("killed", "--resume")
-    for name in [str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("model.safetensors")]:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+        train("killed")
+    train("killed", "--resume")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 
-# ---- what bad input gets
+# ---- invalid input
 
-def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_path):
-    out, folder = tmp_path / "out", beir(tmp_path / "beir")
+INVALID = {
+    "train": (("--train", "none.txt"), "none.txt: no such file or folder"),
+    "beta": (("--beta1", -1), "--beta1: '-1' is not a number, 0 or more"),
+    "gamma": (("--gamma", 0), "--gamma: '0' is not a number above 0"),
+    "kernel": (("--kernel", "poly"), "--kernel: invalid choice: 'poly'"),
+    "device": (("--device", "gpu"), "--device gpu"),
+    "objective": (("--objective", "crd"), "baselines.py --method crd"),
+    "objective mse": (("--objective=mse",), "--protocol ibkd --reduction mean"),
+    "objective ckd": (("--objective", "ckd"), "CKD is --beta1 0 --beta2 0"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_options_get_one_line_and_status_2(fails, models_folder, files, tmp_path, case):
+    more, expected = INVALID[case]
+    out = tmp_path / "out"
     base = options(models_folder, files, out, "mean", "--student-layers", "0,2")
-    dr = (*base, "--task", "dr", "--beir", folder, "--skip-test")
-    for extra, expected in (((*base, "--train", tmp_path / "none.txt"), "no such file"), ((*base, "--beta1", -1), "--beta1 -1.0"), ((*base, "--gamma", 0), "--gamma 0.0"),
-                            ((*base, "--kernel", "poly"), "--kernel"), ((*base, "--device", "gpu"), "--device gpu"), (dr, "qrels/train.tsv: no such file")):
-        line = fails(ibkd, *extra)
-        assert expected in line and not out.exists(), line
-    qrels = (folder / "qrels" / "test.tsv").read_text()
-    corpus = (folder / "corpus.jsonl").read_text()
-    for name, text, expected in (("qrels/train.tsv", qrels + "nobody\td1\t1\n", "query 'nobody' is unknown"), ("qrels/train.tsv", qrels + "q0\tnone\t1\n", "passage 'none' is unknown"),
-                                 ("qrels/train.tsv", qrels + "q1\td1\tx\n", "score 'x'"), ("corpus.jsonl", corpus + "{no json\n", "corpus.jsonl:61: '{no json'"),
-                                 ("corpus.jsonl", corpus + corpus.splitlines()[0] + "\n", "has been used above"),
-                                 ("qrels/train.tsv", "\n".join(qrels.splitlines()[:4]) + "\n", "3 training queries, expected 10 or more")):
-        (folder / "qrels" / "train.tsv").write_text(qrels)
-        (folder / "corpus.jsonl").write_text(corpus)
-        (folder / name).write_text(text)
-        line = fails(ibkd, *dr)
-        assert expected in line and not out.exists(), line
-    (folder / "qrels" / "train.tsv").write_text(qrels)
-    assert "too few for 80 hard negatives" in fails(ibkd, *dr, "--hard-negatives", 80)
+    line = fails(ibkd, *base, *more)
+    assert expected in line
+    assert not out.exists()
+
+
+def test_invalid_retrieval_data_gets_one_line_and_status_2(
+    fails, models_folder, files, search_folder, tmp_path
+):
+    out = tmp_path / "out"
+    base = options(models_folder, files, out, "mean", "--student-layers", "0,2")
+    base += ("--task", "dr", "--beir", search_folder, "--skip-test")
+    assert "too few for 200 hard negatives" in fails(ibkd, *base, "--hard-negatives", 200)
+    path = search_folder / "qrels" / "train.tsv"
+    qrels = path.read_text()
+    path.write_text("\n".join(qrels.splitlines()[:4]) + "\n")
+    assert "3 training queries, expected 10 or more" in fails(ibkd, *base)
+    path.write_text(qrels + "nobody\td1\t1\n")
+    assert "query 'nobody' is unknown" in fails(ibkd, *base)
+    path.unlink()
+    assert "qrels/train.tsv: no such file" in fails(ibkd, *base)
+    assert not out.exists()

@@ -1,0 +1,323 @@
+"""The command line that all scripts share, and the data sets that it names.
+
+A script adds the groups of options that it needs, each with its own defaults. Ranges stand where an
+option is declared. Invalid input prints one error line and exits with status 2.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from common import (
+    MINILM,
+    DataError,
+    read_scored_pairs,
+    read_sentences,
+    read_sts,
+    read_triplets,
+    resolve,
+    spearman,
+)
+from support import demo
+from support.encoder import load_encoder
+
+INVALID_INPUT = 2  # exit status
+POOLINGS = ("mean", "cls", "pooler")
+DEMO = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
+DEMO_SENTENCES = 10_000
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, with errors as DataError. `moved`: {option: where its work is done now}."""
+
+    def __init__(self, description, moved=None):
+        super().__init__(description=description)
+        for option, advice in (moved or {}).items():
+            self.add_argument(option, nargs="?", action=Moved, advice=advice)
+
+    def error(self, message):
+        raise DataError(f"{message} (--help lists the options)")
+
+    def parse(self, demo_defaults=None):
+        """The arguments, with `demo_defaults` where --demo is given. Raises DataError."""
+        if demo_defaults and self.parse_known_args()[0].demo:
+            self.set_defaults(**demo_defaults)
+        args = self.parse_args()
+        check_device(args)
+        return args
+
+
+class Moved(argparse.Action):
+    """An option that another script has taken over."""
+
+    def __init__(self, *args, advice, **kwargs):
+        super().__init__(*args, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **kwargs)
+        self.advice = advice
+
+    def __call__(self, parser, namespace, value, option=None):
+        raise DataError(f"{option} is not an option of this script any longer: {self.advice}")
+
+
+def run_main(main):
+    """Call main(). For invalid input print one line and exit with status 2."""
+    try:
+        main()
+    except (DataError, KeyboardInterrupt) as error:
+        message = str(error) or "interrupted; the same command with --resume continues"
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(INVALID_INPUT)
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranges of numbers, for `type=`
+# --------------------------------------------------------------------------------------------------
+
+
+def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
+    """A function that reads a finite int or float in this range."""
+
+    def read(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        above = value > low if low_excluded else value >= low
+        below = value < high if high_excluded or high == math.inf else value <= high
+        if not (above and below):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return value
+
+    noun = "a whole number" if kind is int else "a number"
+    if high == math.inf:
+        expected = f"{noun} above {low}" if low_excluded else f"{noun}, {low} or more"
+    else:
+        expected = f"{noun} from {low} to {'below ' if high_excluded else ''}{high}"
+    return read
+
+
+count = number(int, 1)
+count_or_none = number(int, 0)
+positive = number(float, 0, low_excluded=True)
+weight = number(float, 0)
+fraction = number(float, 0, 1)
+probability = number(float, 0, 1, high_excluded=True)
+seed = number(int, 0, 2**32 - 1)  # Run multiplies it, and torch takes 64 bits
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of options
+# --------------------------------------------------------------------------------------------------
+
+
+def add_model_options(parser, teacher, student_pooling="mean"):
+    """--teacher, --student, --student-layers, --pooling, --teacher-pooling."""
+    group = parser.add_argument_group("models")
+    add = group.add_argument
+    add("--teacher", default=teacher, help="folder or Hub name; %(default)s")
+    add(
+        "--student",
+        help="folder or Hub name; by default the teacher itself, cut to --student-layers",
+    )
+    add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
+    stated = "by default as its folder states"
+    add(
+        "--pooling",
+        choices=POOLINGS,
+        help=f"how the student is read; {stated}, else {student_pooling}",
+    )
+    add("--teacher-pooling", choices=POOLINGS, help=f"how the teacher is read; {stated}, else mean")
+    return group
+
+
+def add_data_options(parser, train):
+    """--train, --dev, --senteval, --skip-test."""
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    add(
+        "--train",
+        default=train,
+        help="sentences, one a line, or NLI triplets (.csv), taken apart; %(default)s",
+    )
+    add("--dev", help="scored pairs (TSV) that choose the best student; STS-B dev of --senteval")
+    add(
+        "--senteval",
+        help="SentEval's folder or tar; senteval.tar from the Hub where --dev is not given",
+    )
+    add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
+    return group
+
+
+def add_run_options(parser, output, max_length, eval_steps, patience, demo_minutes="two"):
+    """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ..."""
+    group = parser.add_argument_group("run")
+    add = group.add_argument
+    add("--output", default=output, help="becomes the best student's folder; %(default)s")
+    add("--max-steps", type=count_or_none, default=0, help="end a stage after these steps; 0: no")
+    add("--max-length", type=count, default=max_length, help="in tokens, training; %(default)s")
+    add(
+        "--eval-steps",
+        type=count_or_none,
+        default=eval_steps,
+        help="steps between dev scores, and checkpoints; 0: an epoch; %(default)s",
+    )
+    add(
+        "--patience",
+        type=count_or_none,
+        default=patience,
+        help="end a stage after so many epochs without a better dev score; 0: never; %(default)s",
+    )
+    add("--seed", type=seed, default=0, help="%(default)s")
+    add_device_option(group)
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    add(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="bf16" if bf16 else "fp32",
+        help="of training; %(default)s on this machine",
+    )
+    add("--resume", action="store_true", help="continue the run in --output, or begin it")
+    add("--overwrite", action="store_true", help="delete the run in --output and begin again")
+    add(
+        "--demo",
+        action="store_true",
+        help=f"generated data and all-MiniLM-L6-v2; {demo_minutes} minutes on a CPU",
+    )
+    return group
+
+
+def add_device_option(parser):
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, help="cpu or cuda; %(default)s here")
+
+
+def add_evaluation_options(parser):
+    """MODEL..., --json, --device of the programs that score encoders."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder or Hub name")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers, unrounded")
+    add_device_option(parser)
+
+
+def check_device(args):
+    """Raises DataError for a device that is not there, or cannot compute in --precision."""
+    if args.device.startswith("cuda") and torch.cuda.is_available():
+        return
+    if args.device != "cpu":
+        raise DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
+    if getattr(args, "precision", "fp32") != "fp32":
+        raise DataError(f"--precision {args.precision}: expected fp32 on a CPU")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the options name
+# --------------------------------------------------------------------------------------------------
+
+
+def load_student(args, default_pooling="mean"):
+    """The encoder that --student and --student-layers describe. Raises DataError."""
+    if args.student:
+        name, pooling = args.student, args.pooling
+    elif args.student_layers:
+        name, pooling = args.teacher, args.pooling or args.teacher_pooling
+        default_pooling = "mean"
+    else:
+        raise DataError("give --student, or --student-layers to cut the student from the teacher")
+    encoder = load_encoder(name, pooling, default_pooling, args.student_layers)
+    if encoder.pooling not in ("mean", "cls"):
+        expected = "mean or cls, or --pooling to read it so"
+        raise DataError(f"{name}: a student with pooling {encoder.pooling}, expected {expected}")
+    set_dropout(encoder, args)
+    return encoder.to(args.device)
+
+
+def reload_student(folder, args):
+    """The best student so far, which a run has saved."""
+    encoder = load_encoder(folder).to(args.device)
+    set_dropout(encoder, args)
+    return encoder
+
+
+def set_dropout(encoder, args):
+    """--dropout, where a script has it and it is given, instead of the encoder's own."""
+    dropout = getattr(args, "dropout", None)
+    if dropout is None:
+        return
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+
+
+def load_teacher(args):
+    """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
+    return load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
+
+
+def training_sentences(name):
+    """--train -> list of str, of triplets (.csv) every distinct sentence. Raises DataError."""
+    if name == "demo":
+        return demo.sentences(DEMO_SENTENCES)
+    path = resolve(name)
+    if path.name.endswith((".csv", ".csv.gz")):
+        triplets = read_triplets(path)
+        return list(dict.fromkeys(text for triplet in triplets for text in triplet))
+    return read_sentences(path)
+
+
+def training_triplets(name):
+    """--triplets -> anchors, positives, hard negatives: three lists. Raises DataError."""
+    rows = demo.triplets() if name == "demo" else read_triplets(resolve(name))
+    anchors, positives, hard_negatives = zip(*rows)
+    return list(anchors), list(positives), list(hard_negatives)
+
+
+class EvaluationSets(NamedTuple):
+    """{name: ScoredPairs}: dev chooses the best student, test is scored before and after."""
+
+    dev: dict
+    test: dict
+
+    def dev_score(self, encoder):
+        """Spearman x 100 on dev."""
+        (score,) = spearman(encoder, self.dev).values()
+        return score
+
+    def scores(self, encoder, title):
+        """{set: Spearman x 100}, dev first."""
+        scores = spearman(encoder, self.dev, title)
+        if self.test:
+            scores |= spearman(encoder, self.test, title)
+        return scores
+
+
+def evaluation_sets(args):
+    """--dev, --senteval, --skip-test, --demo -> EvaluationSets. Raises DataError."""
+    senteval = None
+    if args.senteval or not args.dev:
+        senteval = resolve(args.senteval or "senteval.tar")
+    if args.dev == "demo":
+        dev = demo.dev()
+    elif args.dev:
+        dev = {"dev": read_scored_pairs(args.dev)}
+    else:
+        dev = read_sts(senteval, "dev")
+    if args.demo:
+        test = demo.test()
+    elif senteval and not args.skip_test:
+        test = read_sts(senteval)
+    else:
+        test = {}
+    return EvaluationSets(dev, test)
+
+
+def write_report(path, content):
+    """Write `content` as JSON to `path`, if one is given. Raises DataError."""
+    if path is None:
+        return
+    try:
+        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}, expected a file that can be written") from None

@@ -1,0 +1,377 @@
+"""Model folders in and out: a transformer, its tokenizer, and how a sentence is read off it.
+
+A folder states its own pooling, dense heads and normalization in modules.json, in the layout of
+sentence-transformers, so that training, evaluation and SentenceTransformer(folder) all read it
+alike. Nothing here knows a method or a script.
+"""
+
+import json
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from common import DataError, replace, resolve
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+# Models of the Hugging Face Hub that have no modules.json and are not read by a mean.
+HUB_POOLINGS = {
+    "princeton-nlp/unsup-simcse-": "cls",
+    "princeton-nlp/sup-simcse-": "pooler",
+}
+ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU": nn.GELU}
+MODULES = "sentence_transformers.models"
+# SentenceTransformer has no module that joins layers by a maximum or side by side. It must refuse
+# such a folder instead of taking a mean, so its type is a module that does not exist.
+LAYER_POOLING_TYPE = "sentence_distillation.LayerPooling"
+
+
+class LayerPooling(NamedTuple):
+    """A pooling that reads several layers: the layers are joined, then the tokens are averaged."""
+
+    layers: tuple  # positions in hidden_states; 0 is the embedding layer
+    join: str = "mean"  # "mean", "max" (token by token) or "concat"
+    skip_first_token: bool = False  # leave [CLS] out of the mean over tokens
+
+
+def pool(hidden_states, attention_mask, pooling):
+    """Every layer's token states, each [N, L, H], and the mask [N, L] -> [N, H].
+
+    pooling: "mean", over the tokens that are not padding, "cls", the state at [CLS], or a
+    LayerPooling; with "concat" of k layers the result is [N, k H].
+    """
+    if pooling == "cls":
+        return hidden_states[-1][:, 0]
+    if pooling == "mean":
+        return mean_over_tokens(hidden_states[-1], attention_mask)
+    layers = [hidden_states[position] for position in pooling.layers]
+    if pooling.join == "concat":
+        states = torch.cat(layers, dim=-1)
+    elif pooling.join == "max":
+        states = torch.stack(layers).amax(dim=0)
+    else:
+        states = torch.stack(layers).mean(dim=0)
+    if pooling.skip_first_token:
+        attention_mask = attention_mask.clone()
+        attention_mask[:, 0] = 0
+    return mean_over_tokens(states, attention_mask)
+
+
+def mean_over_tokens(states, attention_mask):
+    mask = attention_mask.unsqueeze(-1)
+    return (states * mask).sum(dim=1) / mask.sum(dim=1)
+
+
+def dense_head(linear, activation):
+    """A dense head; "linear" is sentence-transformers' name for its layer."""
+    return nn.Sequential(OrderedDict(linear=linear, activation=activation))
+
+
+class Encoder(nn.Module):
+    """A transformer, its tokenizer, and how it is read.
+
+    pooling (see pool), then the dense `heads`, then L2 normalization if `normalize`.
+    `max_length` is in tokens, `dimension` is that of an embedding.
+    """
+
+    def __init__(self, model, tokenizer, pooling, heads, normalize, max_length):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self.heads = nn.Sequential(*heads)
+        self.normalize = normalize
+        self.max_length = max_length
+        self.dimension = self.measure_dimension()
+
+    def measure_dimension(self):
+        config = self.model.config
+        states = [torch.zeros(1, 2, config.hidden_size)] * (config.num_hidden_layers + 1)
+        mask = torch.ones(1, 2, dtype=torch.long)
+        return self.heads(pool(states, mask, self.pooling)).shape[1]
+
+    def add_head(self, linear, activation):
+        """Append a dense head: an nn.Linear from `dimension` to another one, and its activation."""
+        self.heads.append(dense_head(linear, activation))
+        self.dimension = linear.out_features
+
+    def forward(self, input_ids, attention_mask):
+        """[N, L], [N, L] -> [N, dimension]"""
+        output = self.model(input_ids, attention_mask, output_hidden_states=True)
+        embedding = self.heads(pool(output.hidden_states, attention_mask, self.pooling))
+        if self.normalize:
+            embedding = F.normalize(embedding, dim=-1)
+        return embedding
+
+    def save(self, folder):
+        """Write `folder` for AutoModel and SentenceTransformer.
+
+        Each file is complete or absent, and modules.json, which says how to read the others, comes
+        last.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / ".saving"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        # SentenceTransformer looks here for the states that a WeightedLayerPooling averages.
+        self.model.config.output_hidden_states = averages_layers(self.pooling)
+        self.model.save_pretrained(new)
+        self.tokenizer.save_pretrained(new)
+        limits = dict(max_seq_length=self.max_length, do_lower_case=False)
+        write_json(new / "sentence_bert_config.json", limits)
+        modules = [module(0, "", "Transformer"), *self.save_pooling(new)]
+        for head in self.heads:
+            modules.append(save_head(head, new, len(modules)))
+        if self.normalize:
+            modules.append(module(len(modules), f"{len(modules)}_Normalize", "Normalize"))
+            (new / modules[-1]["path"]).mkdir()
+        write_json(new / "modules.json", modules)
+        files = [path for path in new.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == "modules.json"):
+            target = folder / path.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            replace(path, target)
+        for entry in modules:
+            (folder / entry["path"]).mkdir(exist_ok=True)
+        shutil.rmtree(new)
+
+    def save_pooling(self, folder):
+        """Write what modules.json's pooling entries need -> these entries."""
+        hidden = self.model.config.hidden_size
+        if not isinstance(self.pooling, LayerPooling):
+            how = dict(
+                word_embedding_dimension=hidden,
+                pooling_mode_cls_token=self.pooling == "cls",
+                pooling_mode_mean_tokens=self.pooling == "mean",
+            )
+            return [save_module(folder, 1, "Pooling", how)]
+        # Our own statement of it stands in the entry of the first pooling module.
+        stated = dict(pooling=self.pooling._asdict())
+        if not averages_layers(self.pooling):
+            entry = module(1, "1_LayerPooling", "LayerPooling")
+            (folder / entry["path"]).mkdir()
+            return [entry | stated | dict(type=LAYER_POOLING_TYPE)]
+        depth = self.model.config.num_hidden_layers
+        how = dict(embedding_dimension=hidden, num_hidden_layers=depth, layer_start=0)
+        weighted = save_module(folder, 1, "WeightedLayerPooling", how) | stated
+        weights = torch.zeros(depth + 1)
+        weights[list(self.pooling.layers)] = 1 / len(self.pooling.layers)
+        save_file(dict(layer_weights=weights), folder / weighted["path"] / "model.safetensors")
+        how = dict(word_embedding_dimension=hidden, pooling_mode_mean_tokens=True)
+        return [weighted, save_module(folder, 2, "Pooling", how)]
+
+
+def averages_layers(pooling):
+    """Is it a mean over layers, which SentenceTransformer can express?"""
+    if not isinstance(pooling, LayerPooling):
+        return False
+    return pooling.join == "mean" and not pooling.skip_first_token
+
+
+def module(position, path, kind):
+    """An entry of modules.json."""
+    return dict(idx=position, name=str(position), path=path, type=f"{MODULES}.{kind}")
+
+
+def save_module(folder, position, kind, config):
+    """Write a module's folder with its config.json -> its entry of modules.json."""
+    entry = module(position, f"{position}_{kind}", kind)
+    (folder / entry["path"]).mkdir()
+    write_json(folder / entry["path"] / "config.json", config)
+    return entry
+
+
+def save_head(head, folder, position):
+    config = dict(
+        in_features=head.linear.in_features,
+        out_features=head.linear.out_features,
+        bias=head.linear.bias is not None,
+        activation_function=f"torch.nn.{type(head.activation).__name__}",
+    )
+    entry = save_module(folder, position, "Dense", config)
+    tensors = {name: value.cpu().contiguous() for name, value in head.state_dict().items()}
+    save_file(tensors, folder / entry["path"] / "model.safetensors")
+    return entry
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content, indent=2), "utf-8")
+
+
+def read_json(path, default=None):
+    """The content of a JSON file, or `default` where there is none. Raises DataError."""
+    if not path.exists():
+        return default
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}, expected JSON") from None
+
+
+def load_encoder(name, pooling=None, default="mean", layers=None):
+    """A folder or a name on the Hugging Face Hub -> Encoder.
+
+    pooling: "mean", "cls" or "pooler" (the model's own dense + tanh on [CLS]); without it the
+    folder's modules.json says how to read it, and where there is none `default` does, except for
+    the SimCSE models of the Hub, see HUB_POOLINGS. layers: "1,3,5" keeps these layers only.
+    Raises DataError: weights that are missing, truncated or incomplete; a pooling or a head that is
+    unknown; no such layer.
+    """
+    folder = resolve(name, model=True)
+    model, tokenizer, pooler = load_transformer(name, folder)
+    if layers is not None:
+        keep_layers(name, model, layers)
+    heads, normalize = [], False
+    if pooling is None:
+        stated = read_modules(folder, pooler)
+        if stated is not None:
+            pooling, heads, normalize = stated
+        else:
+            pooling = default_pooling(name, default, pooler)
+    if pooling == "pooler" and pooler is not None:
+        pooling = "cls"
+        heads = [dense_head(pooler, nn.Tanh())]
+    check_pooling(name, model, pooling)
+    max_length = longest_input(folder, model, tokenizer)
+    return Encoder(model, tokenizer, pooling, heads, normalize, max_length)
+
+
+def load_transformer(name, folder):
+    """-> the model in float32, its tokenizer, its pooler's dense layer or None.
+
+    Raises DataError.
+    """
+    try:
+        model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise DataError(f"{name}: {reason}; expected a complete model and its tokenizer") from None
+    missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
+    for key in missing:
+        if not key.startswith("pooler."):
+            expected = f"all of a {type(model).__name__}"
+            raise DataError(f"{name}: its weights lack {key}, expected {expected}")
+    pooler = None
+    if not missing:
+        pooler = getattr(getattr(model, "pooler", None), "dense", None)
+    return model.float(), tokenizer, pooler
+
+
+def keep_layers(name, model, layers):
+    """Remove all transformer layers but `layers`, such as "1,3,5", in that order. In place.
+
+    Raises DataError.
+    """
+    depth = model.config.num_hidden_layers
+    stack = next(
+        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
+    )
+    by_number = {str(number): layer for number, layer in enumerate(stack)}
+    numbers = layers.split(",")
+    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(by_number):
+        expected = f"different ones of its layers 0 to {depth - 1}, as in 1,3,5"
+        raise DataError(f"{name}: layers {layers}, expected {expected}")
+    kept = [by_number[number] for number in numbers]
+    stack.extend(kept)
+    del stack[:depth]
+    model.config.num_hidden_layers = len(kept)
+
+
+def read_modules(folder, pooler):
+    """What modules.json states -> (pooling, heads, normalize), or None where it states nothing.
+
+    A head with the pooler's weights becomes the pooler itself, so that training moves both.
+    Raises DataError.
+    """
+    entries = read_json(folder / "modules.json", [])
+    if len(entries) < 2:
+        return None
+    kinds = [entry["type"].split(".")[-1] for entry in entries]
+    stated = entries[1].get("pooling")
+    if stated is None:
+        pooling = read_pooling(folder / entries[1]["path"])
+        rest = 2
+    else:
+        layers = tuple(stated["layers"])
+        pooling = LayerPooling(layers, stated["join"], stated["skip_first_token"])
+        rest = 3 if kinds[1] == "WeightedLayerPooling" else 2
+    normalize = kinds[-1] == "Normalize"
+    if normalize:
+        entries.pop()
+    heads = []
+    for entry, kind in zip(entries[rest:], kinds[rest:]):
+        heads.append(read_head(folder / entry["path"], kind))
+    if heads and pooler is not None and torch.equal(heads[0].linear.weight, pooler.weight):
+        heads[0].linear = pooler
+    return pooling, heads, normalize
+
+
+def read_pooling(folder):
+    """sentence-transformers' Pooling module -> "mean", "cls", or another name of it."""
+    config = read_json(folder / "config.json", {})
+    if config.get("pooling_mode"):
+        return config["pooling_mode"]
+    prefix = "pooling_mode_"
+    modes = [key for key, value in config.items() if key.startswith(prefix) and value]
+    names = [mode.removeprefix(prefix).split("_token")[0] for mode in modes]
+    return "+".join(names) or "none"
+
+
+def read_head(folder, kind):
+    """A module folder -> a dense head. Raises DataError if it is of another kind or incomplete."""
+    config = read_json(folder / "config.json", {})
+    activation = config.get("activation_function", "").split(".")[-1]
+    weights = folder / "model.safetensors"
+    if kind != "Dense" or activation not in ACTIVATIONS or not weights.exists():
+        expected = f"Dense with {', '.join(ACTIVATIONS)}, and its model.safetensors"
+        raise DataError(f"{folder}: {kind} {activation}, expected {expected}")
+    linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
+    head = dense_head(linear, ACTIVATIONS[activation]())
+    head.load_state_dict(load_file(weights))
+    return head
+
+
+def default_pooling(name, default, pooler):
+    """How a folder without modules.json is read; a model without a pooler at [CLS] instead."""
+    if not Path(name).exists():
+        for prefix, pooling in HUB_POOLINGS.items():
+            if str(name).startswith(prefix):
+                default = pooling
+    if default == "pooler" and pooler is None:
+        return "cls"
+    return default
+
+
+def check_pooling(name, model, pooling):
+    """Raises DataError if the pooling is unknown, or reads layers that the model does not have."""
+    if pooling in ("mean", "cls"):
+        return
+    if not isinstance(pooling, LayerPooling):
+        expected = "mean or cls, or pooler for a model that has the weights of one"
+        raise DataError(f"{name}: pooling {pooling!r}, expected {expected}")
+    depth = model.config.num_hidden_layers
+    if max(pooling.layers) > depth:
+        expected = f"its layers up to {depth}"
+        raise DataError(
+            f"{name}: its pooling reads layer {max(pooling.layers)}, expected {expected}"
+        )
+
+
+def longest_input(folder, model, tokenizer):
+    """How many tokens the encoder reads at most."""
+    # RoBERTa's positions begin behind the number of its padding token.
+    offset = getattr(getattr(model, "embeddings", None), "padding_idx", -1)
+    positions = model.config.max_position_embeddings - 1 - offset
+    stated = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+    return min(positions, stated or tokenizer.model_max_length)

@@ -1,0 +1,402 @@
+"""A training run: its output folder, and the bookkeeping of its loop.
+
+The loop itself stands in the script: learning rate, forward, loss, backward, step, enqueue. Here is
+what surrounds it: order of batches, resuming, timing, log, dev score, best student, checkpoint,
+early stopping, a loss that is not a number, the model card.
+"""
+
+import itertools
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from huggingface_hub import EvalResult, ModelCardData
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from common import DataError, batches, progress, replace, table
+from support.encoder import read_json
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOG_STEPS = 25  # steps between two lines of metrics.jsonl
+SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the next seed's
+NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
+FILES_OF_A_RUN = (
+    "checkpoint/state.safetensors",
+    "metrics.jsonl",
+    "model.safetensors",
+    "modules.json",
+    "README.md",
+    "onnx/model_int8.onnx",
+)
+
+
+def set_learning_rate(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+class Step:
+    """One step of a stage: what the script needs to know of it, and what it says of it."""
+
+    def __init__(self, number, total, epoch_steps, rows):
+        self.number = number  # from 1 to total
+        self.total = total
+        self.epoch_steps = epoch_steps
+        self.rows = rows  # numbers of the batch's rows, [N]
+        self.starts_epoch = (number - 1) % epoch_steps == 0
+        self.values = {}
+
+    def log(self, **values):
+        """loss=..., and its terms: scalar tensors or numbers."""
+        self.values = values
+
+
+class Run:
+    """The output folder of a training run, the only place that writes into it, and its loop.
+
+    Run(args) only looks, and raises DataError if the folder may not be written. start() writes:
+    call it when all input has been read and `args` has its final values.
+    `state`, which a checkpoint stores as JSON:
+        stage, step         where training stands
+        best, best_step     the best dev score of the stage and its step
+        finished            the stages that are over
+        scores              {model: {set: score}}, the table at the end
+        scaler              of the gradients, in fp16
+        metrics_bytes       the length of metrics.jsonl
+    """
+
+    def __init__(self, args, unit="sentences"):
+        self.args = args
+        self.unit = unit  # of the speed in the log
+        self.folder = Path(args.output)
+        self.file = self.folder / "checkpoint" / "state.safetensors"
+        self.device = torch.device(args.device)
+        self.dtype = DTYPES[args.precision]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.precision == "fp16")
+        self.state = {}
+        self.check_folder()
+
+    def check_folder(self):
+        """Raises DataError if the folder may not be written."""
+        if (self.folder / "args.json").exists():
+            if not self.args.resume and not self.args.overwrite:
+                advice = "use --resume, --overwrite or another --output"
+                raise DataError(f"{self.folder}: already contains a run; {advice}")
+        elif self.folder.is_file() or any(self.folder.glob("[!.]*")):
+            problem = "is not empty and contains no run"
+            raise DataError(f"{self.folder}: {problem}, expected a new folder for --output")
+
+    def start(self):
+        """Begin the run, or continue it from its last checkpoint.
+
+        Raises DataError if the run to continue had other arguments.
+        """
+        arguments = {
+            key: value for key, value in vars(self.args).items() if key not in NOT_COMPARED
+        }
+        before = read_json(self.folder / "args.json")
+        if before is not None and self.args.resume:
+            self.check_arguments(arguments, before)
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # In this order: after a crash the folder still contains the old run, or none.
+            for name in FILES_OF_A_RUN:
+                (self.folder / name).unlink(missing_ok=True)
+            self.write("args.json", json.dumps(arguments, indent=2))
+        self.file.parent.mkdir(exist_ok=True)
+        if self.file.exists():
+            with safe_open(self.file, "pt") as file:
+                self.state = json.loads(file.metadata()["state"])
+        else:
+            self.state = dict(stage="", finished=[], scores={}, metrics_bytes=0)
+        self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+        self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
+
+    def check_arguments(self, arguments, before):
+        for key, value in arguments.items():
+            if before.get(key) != value:
+                option = f"--{key.replace('_', '-')}"
+                problem = f"the run to resume in {self.folder} has {before.get(key)}"
+                raise DataError(f"{option} {value}: {problem}")
+
+    @property
+    def scores(self):
+        return self.state["scores"]
+
+    def is_new(self):
+        """Has no stage begun yet?"""
+        return not self.state["stage"]
+
+    def finished(self, stage):
+        return stage in self.state["finished"]
+
+    def finish(self, stage, scores=None):
+        """A stage is over; scores: {row of the table at the end: {set: score}}."""
+        self.state["finished"].append(stage)
+        self.scores.update(scores or {})
+        self.checkpoint()
+
+    # ---- the loop
+
+    def steps(
+        self,
+        stage,
+        lengths,
+        modules,
+        optimizer,
+        dev_score,
+        save,
+        *,
+        epochs,
+        batch_size,
+        patience=0,
+        drop_last=False,
+    ):
+        """Yield every Step of a stage, from where the last checkpoint stands.
+
+        lengths [n]: tokens of each row. modules: what is trained, and what is saved with it, such
+        as a queue. dev_score() scores the student and save() writes it: at the start of the stage,
+        and whenever it is the best so far. epochs: None for as many as --max-steps takes. patience:
+        epochs without a better dev score that end the stage, 0 for never. drop_last: leave out the
+        batch of an epoch that is not full. Raises DataError if the loss is not a finite number.
+        """
+        epoch_steps = count_batches(len(lengths), batch_size, drop_last)
+        if epoch_steps == 0:
+            raise DataError(f"{len(lengths)} rows do not fill a batch of {batch_size}")
+        total = self.count_steps(epochs, epoch_steps)
+        eval_steps = self.args.eval_steps or epoch_steps
+        longest_idle = patience * epoch_steps or math.inf
+        self.begin_stage(stage, modules, optimizer, dev_score, save)
+        done = self.state["step"]
+        meter = Meter()
+        order = numbered_batches(lengths, batch_size, self.args.seed, epoch_steps, drop_last, done)
+        with progress(total=total, initial=done, desc=stage, unit="step") as bar:
+            for number, rows in order:
+                if number > total or number - self.state["best_step"] > longest_idle:
+                    return
+                # Dropout depends on seed and step alone: a resumed run is the same run.
+                torch.manual_seed(self.args.seed * SEED_STRIDE + number)
+                step = Step(number, total, epoch_steps, rows)
+                clock = time.perf_counter()
+                yield step
+                meter.add(step, clock)
+                self.check_finite("loss", meter.loss, step)
+                entry = meter.entry(self.unit, optimizer)
+                if number % eval_steps == 0 or number == total:
+                    entry["dev"] = self.evaluate(step, dev_score, save)
+                if "dev" in entry or number % LOG_STEPS == 0:
+                    self.log(stage=stage, step=number, **entry)
+                    meter.clear()
+                if "dev" in entry:
+                    self.state["step"] = number
+                    self.checkpoint(modules, optimizer)
+                bar.set_postfix_str(meter.describe(entry, self.unit, self.state["best"]), False)
+                bar.update()
+
+    def count_steps(self, epochs, epoch_steps):
+        """How many steps a stage takes."""
+        if epochs is None:
+            return self.args.max_steps
+        return min(epochs * epoch_steps, self.args.max_steps or math.inf)
+
+    def begin_stage(self, stage, modules, optimizer, dev_score, save):
+        """Restore the last checkpoint if it is of this stage; else score and save the student."""
+        if self.state["stage"] == stage:
+            self.restore(modules, optimizer)
+            return
+        best = dev_score()
+        if not math.isfinite(best):
+            raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
+        save()  # before the checkpoint, which says that it is there
+        self.state.update(stage=stage, step=0, best=best, best_step=0)
+        self.log(stage=stage, step=0, dev=best)
+        self.checkpoint(modules, optimizer)
+
+    def evaluate(self, step, dev_score, save):
+        """Score the student, and save it if it is the best of the stage -> its dev score."""
+        score = dev_score()
+        self.check_finite("dev score", score, step)
+        if score > self.state["best"]:
+            self.state.update(best=score, best_step=step.number)
+            save()
+        return score
+
+    def check_finite(self, name, value, step):
+        if not math.isfinite(value):
+            state = self.state
+            raise DataError(
+                f"step {step.number} of stage {state['stage']}: the {name} is {value}; stopped. "
+                f"{self.folder} keeps its best student (dev {state['best']:.2f}) and the "
+                f"checkpoint of step {state['step']}"
+            )
+
+    def autocast(self):
+        """The context of a forward pass in --precision."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def backward(self, loss, optimizer):
+        """Fresh gradients of the loss, in their own scale."""
+        optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer):
+        """Update the parameters, unless fp16 has overflowed."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    # ---- files
+
+    def log(self, **values):
+        """Append a line to metrics.jsonl."""
+        self.metrics.write(json.dumps(values).encode() + b"\n")
+
+    def write(self, name, text):
+        new = self.folder / f".{name}"
+        new.write_text(text, "utf-8")
+        replace(new, self.folder / name)
+
+    def checkpoint(self, modules=(), optimizer=None):
+        """Save the state, the modules' parameters and buffers, and the optimizer's moments.
+
+        One safetensors file, which is replaced as a whole.
+        """
+        tensors = {name: value.detach() for name, value in named_tensors(modules)}
+        moments = optimizer.state_dict()["state"] if optimizer else {}
+        for parameter, values in moments.items():
+            for name, value in values.items():
+                tensors[f"optimizer.{parameter}.{name}"] = value
+        self.state["scaler"] = self.scaler.state_dict()
+        self.state["metrics_bytes"] = self.metrics.seek(0, os.SEEK_END)
+        new = self.file.with_suffix(".new")
+        save_file(tensors, new, {"state": json.dumps(self.state)})
+        replace(new, self.file)
+
+    @torch.no_grad()
+    def restore(self, modules, optimizer):
+        """Load the tensors of the last checkpoint into where checkpoint() took them from."""
+        tensors = load_file(self.file)
+        for name, value in named_tensors(modules):
+            value.copy_(tensors[name])
+        moments = {}
+        for key, value in tensors.items():
+            kind, parameter, *name = key.split(".")
+            if kind == "optimizer":
+                moments.setdefault(int(parameter), {})[name[0]] = value
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.scaler.load_state_dict(self.state["scaler"])
+
+    def write_card(
+        self,
+        text,
+        student,
+        teacher=None,
+        task="sts",
+        metric="spearman_cosine",
+        library="sentence-transformers",
+    ):
+        """Write README.md, a model card with the Hub's model-index; the last row of the scores is
+        the student's. metric: None if the columns name their own."""
+        student, teacher = public_name(student), public_name(teacher)
+        name = self.folder.name
+        *_, own = self.scores.values()
+        results = []
+        for data_set, score in own.items():
+            result = EvalResult(
+                task_type=task,
+                dataset_type=data_set.lower().replace(" ", "-"),
+                dataset_name=data_set,
+                metric_type=metric or data_set.split()[-1].lower(),
+                metric_value=round(score, 2),
+            )
+            results.append(result)
+        data = ModelCardData(
+            language="en",
+            library_name=library,
+            pipeline_tag="sentence-similarity",
+            base_model=student,
+            tags=[library, "knowledge-distillation"],
+            model_name=name,
+            eval_results=results,
+        )
+        origin = f"Teacher: {teacher}. Student initialized from: {student}."
+        what = "Spearman x 100 of cosine similarity:\n\n" if metric else ""
+        self.write(
+            "README.md",
+            f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text} {origin} Arguments: `args.json`.\n\n"
+            f"{what}{table(self.scores)}\n",
+        )
+
+
+def count_batches(rows, batch_size, drop_last):
+    """How many batches an epoch has."""
+    if drop_last:
+        return rows // batch_size
+    return math.ceil(rows / batch_size)
+
+
+def numbered_batches(lengths, batch_size, seed, epoch_steps, drop_last, done):
+    """Yield (step, row numbers) without end, from the step after `done`."""
+    first_epoch = done // epoch_steps
+    number = first_epoch * epoch_steps
+    for epoch in itertools.count(first_epoch):
+        for rows in batches(lengths, batch_size, [seed, epoch]):
+            if drop_last and len(rows) < batch_size:
+                continue
+            number += 1
+            if number > done:
+                yield number, rows
+
+
+def named_tensors(modules):
+    """Yield (name, parameter or buffer) of each module, shared ones once."""
+    for position, module in enumerate(modules):
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            yield f"module{position}.{name}", value
+
+
+def public_name(model):
+    """A model's name without the folders of this machine."""
+    if model is None:
+        return "none"
+    return Path(model).name if Path(model).exists() else model
+
+
+class Meter:
+    """Means since the last line of the log, and the speed since the stage began."""
+
+    def __init__(self):
+        self.rows = 0
+        self.seconds = 0.0
+        self.clear()
+
+    def clear(self):
+        self.values = []
+
+    def add(self, step, clock):
+        """What a Step has logged; `clock`, the time when it began."""
+        # float() waits for the device, so that the time is that of the whole step.
+        values = {name: torch.as_tensor(value).detach() for name, value in step.values.items()}
+        self.values.append({name: float(value) for name, value in values.items()})
+        self.loss = self.values[-1]["loss"]
+        self.rows += len(step.rows)
+        self.seconds += time.perf_counter() - clock
+
+    def entry(self, unit, optimizer):
+        """The numbers of a line of the log."""
+        means = {}
+        for name in self.values[-1]:
+            means[name] = sum(values[name] for values in self.values) / len(self.values)
+        speed = round(self.rows / self.seconds, 1)
+        return {**means, "lr": optimizer.param_groups[0]["lr"], f"{unit}_per_second": speed}
+
+    def describe(self, entry, unit, best):
+        """The same for the progress bar."""
+        speed = entry[f"{unit}_per_second"]
+        loss, lr = entry["loss"], entry["lr"]
+        return f"loss {loss:.4f}, lr {lr:.1e}, {speed:.0f} {unit}/s, best dev {best:.2f}"
