@@ -2,7 +2,8 @@
 
   space       alignment and uniformity, a point for each model
               (DistilCSE's Figure 2, IBKD's Figure 5)
-  covariance  between the first 16 dimensions (IBKD's Figure 4)
+  covariance  between the first 16 dimensions (IBKD's Figure 4), over 10,000 of --sentences that
+              --seed draws at random; the paper's are of its NLI data
   cosine      against the gold score of STS-B dev, Spearman in the title (ConGen's Figure 3)
   edits       edit distance in words against gold score and cosine (ConGen's appendix A.3, Figure 5)
   neighbours  of --query among --sentences, at ranks 1, 5 and 10: a Markdown table, no figure
@@ -17,6 +18,7 @@ distances; both are drawn. DistilCSE prints a minus sign before its alignment. W
 be worse, which contradicts the paper's text, so it is left out here.
 
   python analyze.py space runs/ckd runs/ibkd sentence-transformers/all-MiniLM-L6-v2
+  python analyze.py covariance runs/ckd runs/ibkd --sentences nli_for_simcse.csv
   python analyze.py curve runs/ckd runs/congen --output figures/curve
   python analyze.py neighbours runs/congen --sentences captions.txt --query "A dog runs."
 """
@@ -35,18 +37,23 @@ from common import (
     encode_sentences,
     read_lines,
     read_scored_pairs,
-    read_sentences,
     read_sts,
     resolve,
     spearman,
 )
-from support import demo
-from support.command_line import ArgumentParser, add_device_option, run_main, write_report
+from support.command_line import (
+    ArgumentParser,
+    add_device_option,
+    run_main,
+    seed,
+    training_sentences,
+    write_report,
+)
 from support.encoder import load_encoder
 
 FIGURES = ("space", "covariance", "cosine", "edits", "neighbours", "curve", "speed")
 FIGURES_OF_SENTENCES = ("covariance", "neighbours")  # the others need scored pairs
-SENTENCES = 10_000  # of the demo, and for the covariance
+SENTENCES = 10_000  # for the covariance
 POSITIVE_SCORE = 4  # pairs with a higher score are positives
 DIMENSIONS_DRAWN = 16
 NEAR_EDITS = 5  # the paper's red points
@@ -399,8 +406,11 @@ def parse_args():
     )
     add(
         "--sentences",
-        help=f"one a line, for covariance (the first {SENTENCES:,}) and neighbours; the demo's",
+        default="demo",
+        help="one a line, or NLI triplets (.csv), taken apart, for covariance (a random "
+        f"{SENTENCES:,}) and neighbours; %(default)s",
     )
+    add("--seed", type=seed, default=0, help="of the random sentences; %(default)s")
     add(
         "--query",
         action="append",
@@ -445,10 +455,8 @@ def read_data(args):
     Raises DataError.
     """
     if args.figure in FIGURES_OF_SENTENCES:
-        if not args.sentences:
-            return demo.sentences(SENTENCES)
-        sentences = read_sentences(resolve(args.sentences))
-        return sentences[:SENTENCES] if args.figure == "covariance" else sentences
+        sentences = training_sentences(args.sentences)
+        return sample(sentences, args.seed) if args.figure == "covariance" else sentences
     if args.pairs:
         sets = {args.pairs: read_scored_pairs(args.pairs)}
     else:
@@ -458,6 +466,14 @@ def read_data(args):
         return sets
     (pairs,) = sets.values()
     return pairs
+
+
+def sample(sentences, seed):
+    """SENTENCES of them at random, none twice, in their order; all where there are fewer."""
+    if len(sentences) <= SENTENCES:
+        return sentences
+    rows = np.random.default_rng(seed).choice(len(sentences), SENTENCES, replace=False)
+    return [sentences[row] for row in sorted(rows)]
 
 
 def make_figure(args, labels, plt):

@@ -1,11 +1,11 @@
 """The baselines that three papers compare their methods with: KD, PKD, L2, Dual-L2, SKD, CRD, HPD.
 
 DistilCSE (arXiv:2112.05638) compares with KD and PKD, ConGen (Findings of EMNLP 2022) with L2,
-Dual-L2 and SKD, IBKD (EMNLP 2023) with MSE, which is KD, and with CRD and HPD. All of them bring the
-student's embedding of a sentence close to the frozen teacher's. PKD also compares layers; Dual-L2
-and SKD give the student a second view of the sentence; CRD contrasts it with other sentences; HPD
-reduces the dimension. A paper trains its own method and its baselines in one loop, which is called
-its protocol here (--protocol, see PROTOCOLS).
+Dual-L2 and SKD, IBKD (EMNLP 2023) with MSE, which is KD, and with CRD and HPD. All of them bring
+the student's embedding of a sentence close to the frozen teacher's. PKD also compares layers;
+Dual-L2 and SKD give the student a second view of the sentence; CRD contrasts it with other
+sentences; HPD reduces the dimension. A paper trains its own method and its baselines in one loop,
+which is called its protocol here (--protocol, see PROTOCOLS).
 
     sentence --> teacher (frozen) --> h^T --> principal components (HPD) --+
         |                  +--> every (T/S)-th layer (PKD) ----------------+--> loss
@@ -14,13 +14,19 @@ its protocol here (--protocol, see PROTOCOLS).
         +-> second view --> student (Dual-L2, SKD) ------------------------+
 
 What the papers leave open, and where this script differs from the original methods:
-  - KD and PKD sum over the batch, as eq. 2 of DistilCSE does. --reduction mean is IBKD's MSE.
+  - KD and PKD take the mean over the batch and do not clip the gradient, as the authors' code of
+    DistilCSE. Eq. 2 prints a sum over the batch, whose gradient is far above a norm of 1 at 512
+    sentences: --reduction sum --max-norm 1 clips nearly every step.
   - PKD pools its layers as the student pools its last one (Sun et al.: [CLS]), and takes a mean
     over H as eq. 2 does, so that its two terms weigh alike. It leaves out the last layer: with a
     student of one layer it is KD.
   - L2 is between L2-normalized embeddings, as section 3.1 of ConGen defines them.
   - CRD's negatives are those of the batch (in-batch negatives), not of a memory.
-  - HPD keeps its projection in the student. M and W are dropped after training.
+  - HPD's head, dense + tanh with a bias, stays in the student, and the teacher's mean is not
+    subtracted, as in HPD's code. The principal components are those of 40,000 embeddings, as there.
+    M and W are dropped after training.
+  - PKD caches the teacher's layers: 49 GB for a million sentences of a RoBERTa-large and a student
+    of 12 layers. The script says how much before it writes.
   - Learning rates follow the size of the student: section 4.2 of DistilCSE, Table 7 of ConGen.
   - Left out: MetaKD, which needs labeled data of several domains. ConGen's CKD is ckd.py.
 Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --student OUTPUT.
@@ -32,6 +38,7 @@ Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --studen
 
 import argparse
 import math
+import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -190,6 +197,7 @@ from support.command_line import (
     add_data_options,
     add_model_options,
     add_run_options,
+    check_negatives,
     count,
     evaluation_sets,
     load_student,
@@ -197,6 +205,7 @@ from support.command_line import (
     positive,
     reload_student,
     run_main,
+    weight,
 )
 from support.run import Run, set_learning_rate
 from support.views import add_view_options, load_views
@@ -232,6 +241,7 @@ class Protocol(NamedTuple):
     optimizer: object  # optimizer(parameters, lr)
     learning_rate: object  # learning_rate(peak, step) -> that of the step
     projection: object  # projection(source dimension, target dimension) -> nn.Linear
+    max_norm: float  # of the gradient, which is clipped; 0 for no clipping
     peaks: dict  # {millions of parameters of a student: its peak learning rate}
     defaults: dict
 
@@ -243,12 +253,13 @@ PROTOCOLS = {
         optimizer=partial(torch.optim.Adam, betas=(0.9, 0.98), fused=True),
         learning_rate=cosine_decay,
         projection=random_projection,
+        max_norm=0,
         peaks={14: 3e-4, 52: 3e-4, 110: 2e-4},  # section 4.2
         defaults=dict(
             teacher=SUPERVISED_TEACHER,
             student_pooling="pooler",
             head="none",
-            train="wiki1m_for_simcse.txt",
+            train="ffgcc/NEWS5M",
             epochs=20,
             batch_size=512,
             max_length=64,
@@ -260,6 +271,7 @@ PROTOCOLS = {
         optimizer=partial(torch.optim.AdamW, eps=1e-6, weight_decay=0.01, fused=True),
         learning_rate=linear_rise_and_decay,
         projection=random_projection,
+        max_norm=1.0,
         peaks={  # Table 7, with the sizes of Tables 1 and 3
             4: 5e-4,
             11: 3e-4,
@@ -290,6 +302,7 @@ PROTOCOLS = {
         optimizer=partial(torch.optim.Adam, fused=True),
         learning_rate=linear_decay,
         projection=identity_projection,
+        max_norm=1.0,
         peaks={14: 1e-4, 23: 1e-4},  # Table 1
         defaults=dict(
             teacher=SUPERVISED_TEACHER,
@@ -314,8 +327,10 @@ PROTOCOL_OF_METHOD = {
     "hpd": "ibkd",
 }
 TWO_VIEWS = ("dual-l2", "skd")
-NORMALIZING = ("l2", "dual-l2", "skd")  # methods whose loss normalizes the embeddings
-PROJECTED = ("crd", "hpd")  # methods that project also where dimensions agree
+# Training does not normalize the embeddings of these: their loss does, or HPD's target is shorter.
+NOT_NORMALIZED = ("l2", "dual-l2", "skd", "hpd")
+PROJECTED = ("crd",)  # methods that project also where dimensions agree
+PCA_SAMPLE = 40_000  # teacher embeddings, as in HPD's code; all of MS MARCO would take 57 GB
 
 
 def distill(student, sentences, views, targets, evaluation, run, args):
@@ -369,7 +384,7 @@ def distill(student, sentences, views, targets, evaluation, run, args):
             case "crd":
                 loss = crd_loss(projected, teacher, args.temperature)
         run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(student.parameters(), args.max_norm or math.inf)
         run.step(optimizer)
         step.log(loss=loss)
 
@@ -401,33 +416,39 @@ def make_targets(teacher, encoder, sentences, args):
     teacher_depth = teacher.model.config.num_hidden_layers
     layers = [layer * teacher_depth // depth for layer in patient_layers(encoder, args)]
     if layers:
+        numbers = teacher.dimension + len(layers) * teacher.model.config.hidden_size
+        gigabytes = len(tokens) * numbers * np.dtype(np.float32).itemsize / 1e9
+        print(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache", file=sys.stderr)
         encode_batch = partial(embed_with_layers, teacher=teacher, layers=layers)
         return teacher_embeddings(teacher, tokens, args.device, encode_batch, f"layers {layers}")
     targets = teacher_embeddings(teacher, tokens, args.device)
     if args.method == "hpd":
-        mean, directions = principal_components(targets.array, args.dimension)
-        targets = TeacherEmbeddings((targets.array - mean) @ directions, args.device)
+        directions = principal_components(targets.array, args.dimension, args.seed)
+        targets = TeacherEmbeddings(targets.array @ directions, args.device)
     return targets
 
 
-def principal_components(vectors, dimension):
-    """Section 4.2: t_i^HPD = (t_i - mean) directions, the target of a sentence
+def principal_components(vectors, dimension, seed=0):
+    """Section 4.2: t_i^HPD = t_i P, what the student of HPD is to say
 
     of IBKD's baseline HPD (Zhao et al. 2022). The loss is mse_loss, with a mean over the batch.
-    vectors: array [n, D] -> their mean [D], and the directions [D, dimension] along which they
-    vary most, L2-normalized and orthogonal, by falling variance.
+    vectors: array [n, D] -> P, array [D, dimension]: the directions along which a sample of
+    PCA_SAMPLE vectors varies most, L2-normalized and orthogonal, by falling variance. The mean
+    decides the directions and is not subtracted from t_i, as in the authors' code.
     """
-    eigenvectors = np.linalg.eigh(np.cov(vectors, rowvar=False)).eigenvectors  # by rising variance
-    directions = eigenvectors[:, ::-1][:, :dimension].astype(np.float32)
-    return vectors.mean(axis=0), directions
+    rows = np.random.default_rng(seed).permutation(len(vectors))[:PCA_SAMPLE]
+    sample = vectors[np.sort(rows)]
+    eigenvectors = np.linalg.eigh(np.cov(sample, rowvar=False)).eigenvectors  # by rising variance
+    return eigenvectors[:, ::-1][:, :dimension].astype(np.float32)
 
 
 def build_student(encoder, teacher, args):
     """Add to the encoder what the protocol and the method ask for -> Student."""
     dimension = args.dimension if args.method == "hpd" else teacher.dimension
     torch.manual_seed(args.seed)  # heads and projections start at random
-    if args.head != "none":
-        add_head(encoder, dimension, args.head)
+    head = "random" if args.method == "hpd" else args.head
+    if head != "none":
+        add_head(encoder, dimension, head)
     projection = nn.Identity()
     patient_projection = nn.Identity()
     if args.projection or args.method in PROJECTED or encoder.dimension != dimension:
@@ -436,10 +457,8 @@ def build_student(encoder, teacher, args):
     teacher_hidden = teacher.model.config.hidden_size
     if args.method == "pkd" and hidden != teacher_hidden:
         patient_projection = nn.Linear(hidden, teacher_hidden)
-    normalize = encoder.normalize and args.method not in NORMALIZING
+    normalize = encoder.normalize and args.method not in NOT_NORMALIZED
     student = Student(encoder, normalize, projection, patient_projection)
-    if args.method == "hpd":
-        encoder.add_head(projection, nn.Identity())
     return student.to(args.device)
 
 
@@ -488,8 +507,13 @@ def parse_args():
     add(
         "--reduction",
         choices=("sum", "mean"),
-        default="sum",
-        help="of kd and pkd over the batch; %(default)s",
+        default="mean",
+        help="of kd and pkd over the batch: eq. 2 has the sum, the authors' code the mean",
+    )
+    add(
+        "--max-norm",
+        type=weight,
+        help="clip the gradient to this norm, 0: no; by the protocol: 0 for distilcse, else 1",
     )
     add("--dimension", type=count, default=128, help="of an embedding, for hpd; %(default)s")
     add("--temperature", type=positive, default=0.1, help="tau of crd; %(default)s (Table 1)")
@@ -508,7 +532,7 @@ def parse_args():
         eval_steps=defaults["eval_steps"],
         patience=defaults["patience"],
     )
-    return parser.parse(
+    args = parser.parse(
         demo_defaults=dict(
             **DEMO,
             output="runs/baselines-demo",
@@ -518,6 +542,9 @@ def parse_args():
             eval_steps=50,
         )
     )
+    if args.max_norm is None:
+        args.max_norm = PROTOCOLS[args.protocol].max_norm
+    return args
 
 
 def choose_learning_rate(args, encoder):
@@ -538,6 +565,8 @@ def main():
     choose_learning_rate(args, encoder)
     views = load_views(args)
     teacher = load_teacher(args)
+    if args.method == "crd":
+        check_negatives(len(views.sentences), args.batch_size)
     if args.method == "hpd" and args.dimension > teacher.dimension:
         expected = f"at most the teacher's, {teacher.dimension}"
         raise DataError(f"--dimension {args.dimension}: expected {expected}")

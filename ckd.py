@@ -14,16 +14,25 @@ entailed sentence among all entailed and contradicting sentences of the batch.
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
 What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - The paper gives no temperature. Here it is fixed at 0.05 in both stages. The authors' code
-    learns it in stage 1 (--learn-temperature).
-  - The training data of the paper, News-5m, is replaced by SimCSE's million Wikipedia sentences.
+  - The paper gives no temperature. Here it is fixed at 0.05 in both stages. --learn-temperature
+    learns it as the authors' code does, from 1/e in stage 1 and from 1/20 in stage 2 on; there
+    stage 2 learns the scale 1/tau itself, here its logarithm.
   - As in the authors' code: Adam with betas 0.9 and 0.98, gradient norm clipped at 1, cosine decay
-    after a warm-up of a tenth of an epoch, 64 tokens, M with a bias, and a plain student read at
-    [CLS] through its own pooler. The student is scored and saved without M.
+    after a warm-up of a tenth of an epoch, 64 tokens in training (the model's own maximum in
+    scoring), M with a bias, and a plain student read at [CLS] through its own pooler. The student
+    is scored and saved without M.
+  - The authors train on 8 GPUs with 512 sentences each in stage 1, and on 4 GPUs with 128 triplets
+    each, gathered, in stage 2. --batch-size is all of a step here, and by default 512 and 128.
+  - The teacher is in eval mode. The authors' code leaves its dropout on.
+  - A batch holds sentences of similar length, which saves padding, so its in-batch negatives are
+    of similar length, too. --shuffle draws plain random batches.
   - The bank is emptied when an epoch begins. Eq. 5 contrasts a sentence with other sentences, and
     an embedding that the last epoch left behind may be of the same sentence.
   - The student with the best dev score is kept over both stages. If stage 2 makes it worse, the
-    student of stage 1 is the result.
+    student of stage 1 is the result. Stage 1 ends after --patience epochs without progress, stage 2
+    trains all its epochs, as in the authors' code.
+  - The TinyBERT students are the second general version, on the Hub nreimers/TinyBERT_L-4_H-312_v2
+    and nreimers/TinyBERT_L-6_H-768_v2.
   - The paper's baselines are in baselines.py, except for MetaKD, which needs labeled data of
     several domains.
 
@@ -89,26 +98,21 @@ def pool(token_states, attention_mask, pooling):
     return (token_states * mask).sum(dim=1) / mask.sum(dim=1)
 
 
-LOWEST_TEMPERATURE = 0.01  # as in the authors' code
-
-
 class Student(nn.Module):
-    """An encoder, the projection M of eq. 3 and 6, and the temperature.
+    """An encoder, and the projection M of eq. 3 and 6.
 
     encoder: has `model`, a transformer; `pooling`, "cls" or "mean"; `heads`, dense layers behind it
     (a model's own pooler is one); `normalize`; `dimension`, that of an embedding.
     projected_dimension: the teacher's dimension D_T, or None for no projection.
     """
 
-    def __init__(self, encoder, temperature, projected_dimension=None, learn_temperature=False):
+    def __init__(self, encoder, projected_dimension=None):
         super().__init__()
         self.encoder = encoder
         if projected_dimension is None:
             self.projection = nn.Identity()
         else:
             self.projection = nn.Linear(encoder.dimension, projected_dimension)  # M
-        log_temperature = torch.tensor(math.log(temperature))
-        self.log_temperature = nn.Parameter(log_temperature, requires_grad=learn_temperature)
 
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> h^S [N, D], in float32."""
@@ -119,15 +123,30 @@ class Student(nn.Module):
             embedding = F.normalize(embedding, dim=-1)
         return embedding
 
-    def temperature(self):
-        """tau, a scalar tensor."""
-        return self.log_temperature.exp()
+
+LOWEST_TEMPERATURE = 0.01  # as in the authors' code
+
+
+class Temperature(nn.Module):
+    """tau of eq. 5 and 7: fixed, or learned through its logarithm."""
+
+    def __init__(self, temperature, learned):
+        super().__init__()
+        self.fixed = temperature
+        if learned:
+            self.logarithm = nn.Parameter(torch.tensor(math.log(temperature)))
+        else:
+            self.logarithm = None
+
+    def forward(self):
+        """tau, a number or a scalar tensor."""
+        return self.fixed if self.logarithm is None else self.logarithm.exp()
 
     @torch.no_grad()
-    def limit_temperature(self):
-        """Keep a learned tau from falling below the lowest one, by moving the parameter itself."""
-        if self.log_temperature.requires_grad:
-            self.log_temperature.clamp_(min=math.log(LOWEST_TEMPERATURE))
+    def limit(self):
+        """Keep a learned tau above the lowest one, by moving the parameter itself."""
+        if self.logarithm is not None:
+            self.logarithm.clamp_(min=math.log(LOWEST_TEMPERATURE))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -171,6 +190,7 @@ from support.command_line import (
     add_data_options,
     add_model_options,
     add_run_options,
+    check_negatives,
     count,
     count_or_none,
     evaluation_sets,
@@ -197,20 +217,21 @@ def warmup_cosine(step):
     return (1 + math.cos(angle)) / 2
 
 
-def make_optimizer(student, lr):
-    parameters = [value for value in student.parameters() if value.requires_grad]
+def make_optimizer(parameters, lr):
     return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98), fused=True)
 
 
 def distill(student, sentences, targets, evaluation, run, args):
     """Stage 1, section 3.1. sentences: Tokens of n; targets: the teacher's embedding of each."""
     bank = MemoryBank(args.queue_size, targets.dimension).to(run.device)
-    optimizer = make_optimizer(student, args.lr)
+    temperature = Temperature(args.temperature, args.learn_temperature).to(run.device)
+    parameters = [*student.parameters(), *temperature.parameters()]
+    optimizer = make_optimizer(parameters, args.lr)
     student.train()
     for step in run.steps(
         "distill",
         sentences.lengths,
-        [student, bank],
+        [student, temperature, bank],
         optimizer,
         dev_score=partial(evaluation.dev_score, student.encoder),
         save=partial(student.encoder.save, run.folder),
@@ -226,26 +247,26 @@ def distill(student, sentences, targets, evaluation, run, args):
         with run.autocast():
             embedding = student(input_ids, attention_mask)  # h^S [N, D]
         projected = student.projection(embedding)  # h^S M [N, D_T]
-        loss = contrastive_distillation_loss(
-            projected, teacher, bank.embeddings(), student.temperature()
-        )
+        loss = contrastive_distillation_loss(projected, teacher, bank.embeddings(), temperature())
         run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         run.step(optimizer)
-        student.limit_temperature()
+        temperature.limit()
         bank.enqueue(teacher)
-        step.log(loss=loss, temperature=student.temperature())
+        step.log(loss=loss, temperature=temperature())
 
 
 def finetune(student, triplets, evaluation, run, args):
     """Stage 2, section 3.2. triplets: Tokens of n anchors, positives and hard negatives."""
     anchors, positives, hard_negatives = triplets
-    optimizer = make_optimizer(student, args.finetune_lr)
+    temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(run.device)
+    parameters = [*student.parameters(), *temperature.parameters()]
+    optimizer = make_optimizer(parameters, args.finetune_lr)
     student.train()
     for step in run.steps(
         "finetune",
         anchors.lengths + positives.lengths + hard_negatives.lengths,
-        [student],
+        [student, temperature],
         optimizer,
         dev_score=partial(evaluation.dev_score, student.encoder),
         save=partial(student.encoder.save, run.folder),
@@ -257,13 +278,12 @@ def finetune(student, triplets, evaluation, run, args):
             anchor = student(*anchors.batch(step.rows, run.device))  # [N, D]
             positive = student(*positives.batch(step.rows, run.device))
             hard_negative = student(*hard_negatives.batch(step.rows, run.device))
-        loss = supervised_contrastive_loss(
-            anchor, positive, hard_negative, args.finetune_temperature
-        )
+        loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         run.step(optimizer)
-        step.log(loss=loss)
+        temperature.limit()
+        step.log(loss=loss, temperature=temperature())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -271,6 +291,9 @@ def finetune(student, triplets, evaluation, run, args):
 # --------------------------------------------------------------------------------------------------
 
 QUEUE_SIZE = 65536  # section 4.2
+TEMPERATURE = 0.05
+LEARNED_TEMPERATURE = math.exp(-1)  # where the authors' code starts in stage 1
+NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 
 
 def parse_args():
@@ -281,7 +304,7 @@ def parse_args():
         },
     )
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", student_pooling="pooler")
-    data = add_data_options(parser, "wiki1m_for_simcse.txt").add_argument
+    data = add_data_options(parser, NEWS_5M).add_argument
     data(
         "--triplets",
         default="nli_for_simcse.csv",
@@ -292,7 +315,7 @@ def parse_args():
     stages = ("distill", "finetune", "both")
     add("--stage", choices=stages, default="both", help="stage 1 (3.1), stage 2 (3.2); %(default)s")
     add("--projection", action="store_true", help="use M (eq. 6) also where dimensions are equal")
-    add("--temperature", type=positive, default=0.05, help="tau of eq. 5; %(default)s")
+    add("--temperature", type=positive, help="tau of eq. 5; 0.05, or learned from 0.368 on")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     add(
         "--queue-size",
@@ -308,7 +331,7 @@ def parse_args():
     add("--finetune-lr", type=positive, help="stage 2; 1e-5 for 52M parameters, else 5e-5 (4.2)")
     add("--dropout", type=probability, help="of the student; by default its own")
     add_run_options(parser, "runs/ckd", max_length=64, eval_steps=125, patience=3)
-    return parser.parse(
+    args = parser.parse(
         demo_defaults=dict(
             **DEMO,
             triplets="demo",
@@ -322,6 +345,9 @@ def parse_args():
             finetune_lr=2e-5,
         )
     )
+    if args.temperature is None:
+        args.temperature = LEARNED_TEMPERATURE if args.learn_temperature else TEMPERATURE
+    return args
 
 
 def choose_learning_rates(args, encoder):
@@ -342,6 +368,8 @@ def choose_queue_size(args, sentences):
     elif args.queue_size > filled:
         problem = f"{sentences} sentences without a batch fill {filled} in an epoch"
         raise DataError(f"--queue-size {args.queue_size}: {problem}")
+    if args.queue_size == 0:
+        check_negatives(sentences, args.batch_size)
 
 
 def run_stage_1(encoder, sentences, teacher, evaluation, run, args):
@@ -351,7 +379,7 @@ def run_stage_1(encoder, sentences, teacher, evaluation, run, args):
     torch.manual_seed(args.seed)  # M starts at random
     projected = args.projection or targets.dimension != encoder.dimension
     projected_dimension = targets.dimension if projected else None
-    student = Student(encoder, args.temperature, projected_dimension, args.learn_temperature)
+    student = Student(encoder, projected_dimension)
     tokens = Tokens(encoder, sentences, args.max_length)
     distill(student.to(args.device), tokens, targets, evaluation, run, args)
     title = "student after stage 1"
@@ -361,7 +389,7 @@ def run_stage_1(encoder, sentences, teacher, evaluation, run, args):
 def run_stage_2(encoder, triplets, evaluation, run, args):
     """Fine-tune the encoder on triplets of sentences, score the result."""
     tokens = [Tokens(encoder, sentences, args.max_length) for sentences in triplets]
-    student = Student(encoder, args.finetune_temperature).to(args.device)
+    student = Student(encoder).to(args.device)
     finetune(student, tokens, evaluation, run, args)
     title = "student after stage 2"
     run.finish("finetune", {title: evaluation.scores(reload_student(run.folder, args), title)})

@@ -6,6 +6,7 @@ input raises DataError, whose message is one line: "file:line: what is wrong, wh
 
 import contextlib
 import csv
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -33,13 +34,14 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
 HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
-PARTIAL_FILES_EXPIRE = 24 * 60 * 60  # seconds after which the rest of a crashed run is deleted
+PARTIAL_FILES_EXPIRE = 7 * 24 * 60 * 60  # seconds until what a crashed run left is deleted
 
 TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
 STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
 STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
 SICK_COLUMNS = (1, 2, 3)
 
+SECONDS_BETWEEN_SAVES = 10  # of teacher embeddings that are being computed
 TOKENS_PER_BATCH_CPU = 2048  # padding included, when encoding
 TOKENS_PER_BATCH_CUDA = 65536
 SENTENCES_PER_TOKENIZER_CALL = 10_000
@@ -395,17 +397,19 @@ class Tokens:
         return torch.from_numpy(ids).to(device), mask.to(device)
 
 
-def batches(lengths, batch_size, seed, window=100):
+def batches(lengths, batch_size, seed, by_length=True, window=100):
     """Yield the row numbers of each batch of one epoch, in an order that depends on `seed` alone.
 
-    Rows are shuffled, then sorted by length within windows of `window` batches, so that the rows of
-    a batch need little padding. The batches of a window are then shuffled.
+    Rows are shuffled. With by_length they are then sorted by length within windows of `window`
+    batches, so that the rows of a batch need little padding, and the batches of a window are
+    shuffled.
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
     for start in range(0, len(order), window * batch_size):
         rows = order[start : start + window * batch_size]
-        rows = rows[np.argsort(lengths[rows], kind="stable")]
+        if by_length:
+            rows = rows[np.argsort(lengths[rows], kind="stable")]
         cut = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
         for i in random.permutation(len(cut)):
             yield cut[i]
@@ -416,31 +420,74 @@ def batches(lengths, batch_size, seed, window=100):
 # --------------------------------------------------------------------------------------------------
 
 
+class ArrayInMemory:
+    """Where encode() puts its vectors: a float32 array [n, D]."""
+
+    start = 0  # rows that are done, in the order of encode()
+    array = None
+
+    def write(self, rows, vectors, total):
+        """Store the vectors of these rows, `total` being n."""
+        if self.array is None:
+            self.array = self.new_array((total, vectors.shape[1]))
+        self.array[rows] = vectors
+        self.start += len(rows)
+
+    def new_array(self, shape):
+        return np.empty(shape, np.float32)
+
+
+class ArrayOnDisk(ArrayInMemory):
+    """The same in a .npy file, which continues where a crash left it.
+
+    How many rows are done stands in a file beside it, which is written after the rows themselves.
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self.progress = path.with_suffix(".progress")
+        self.saved = time.monotonic()
+        if path.exists() and self.progress.exists():
+            self.array = np.load(path, mmap_mode="r+")
+            self.start = int(self.progress.read_text())
+
+    def new_array(self, shape):
+        return np.lib.format.open_memmap(self.path, "w+", np.float32, shape)
+
+    def write(self, rows, vectors, total):
+        super().write(rows, vectors, total)
+        if time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+            self.array.flush()
+            self.progress.write_text(str(self.start))
+            self.saved = time.monotonic()
+
+
 @torch.no_grad()
-def encode(encode_batch, tokens, device, title="", new_array=np.empty):
+def encode(encode_batch, tokens, device, title="", store=None):
     """All rows of `tokens` -> float32 array [n, D], the longest rows first.
 
     encode_batch(input_ids, attention_mask) -> [N, D] is in eval mode. A `title` shows a progress
-    bar. The array is made by new_array(shape, dtype).
+    bar. The vectors go to `store`, an ArrayInMemory or ArrayOnDisk.
     """
     on_cpu = "cpu" in str(device)
     budget = TOKENS_PER_BATCH_CPU if on_cpu else TOKENS_PER_BATCH_CUDA
     order = np.argsort(-tokens.lengths, kind="stable")
-    vectors = None
-    start = 0
+    store = store or ArrayInMemory()
     with progress(
-        total=len(order), desc=title, unit=" sentences", disable=not title, leave=False
+        total=len(order),
+        initial=store.start,
+        desc=title,
+        unit=" sentences",
+        disable=not title,
+        leave=False,
     ) as bar:
-        while start < len(order):
-            longest = tokens.lengths[order[start]]
-            rows = order[start : start + max(1, budget // longest)]
-            output = encode_batch(*tokens.batch(rows, device)).float().cpu().numpy()
-            if vectors is None:
-                vectors = new_array((len(order), output.shape[1]), np.float32)
-            vectors[rows] = output
-            start += len(rows)
+        while store.start < len(order):
+            longest = tokens.lengths[order[store.start]]
+            rows = order[store.start : store.start + max(1, budget // longest)]
+            vectors = encode_batch(*tokens.batch(rows, device)).float().cpu().numpy()
+            store.write(rows, vectors, len(order))
             bar.update(len(rows))
-    return vectors
+    return store.array
 
 
 def encode_sentences(encoder, sentences, title=""):
@@ -471,20 +518,31 @@ def teacher_embeddings(teacher, tokens, device, encode_batch=None, what=""):
     They lie in CACHE under a hash of the teacher's weights, how it is read (`what`, where
     `encode_batch` reads something else than the teacher's own embedding) and the tokens, which
     stand for the data, the tokenizer and the maximum length. They are written to a .partial file,
-    which is renamed when complete, so that a crash leaves nothing that looks complete.
+    which is renamed when complete. After a crash the next run continues it; a run that finds
+    another one writing it writes its own.
     """
     path = CACHE / f"teacher-{embeddings_key(teacher, tokens, what)}.npy"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         delete_old_partial_files()
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-
-        def memory_map(shape, dtype):
-            return np.lib.format.open_memmap(partial, "w+", dtype, shape)
-
-        encode(encode_batch or teacher, tokens, device, "teacher", memory_map)
-        replace(partial, path)
+        with open(path.with_suffix(".lock"), "w") as lock:
+            partial = path.with_suffix(".partial")
+            if not lock_file(lock):
+                partial = path.with_suffix(f".{os.getpid()}.partial")
+            store = ArrayOnDisk(partial)
+            encode(encode_batch or teacher, tokens, device, "teacher", store)
+            replace(partial, path)
+            store.progress.unlink(missing_ok=True)
     return TeacherEmbeddings(np.load(path, mmap_mode="r"), device)
+
+
+def lock_file(file):
+    """Lock an open file until it is closed -> False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def embeddings_key(teacher, tokens, what):
@@ -499,7 +557,8 @@ def embeddings_key(teacher, tokens, what):
 def delete_old_partial_files():
     for file in CACHE.glob("*.partial"):
         if time.time() - file.stat().st_mtime > PARTIAL_FILES_EXPIRE:
-            file.unlink()
+            file.unlink(missing_ok=True)
+            file.with_suffix(".progress").unlink(missing_ok=True)
 
 
 def replace(new, path):

@@ -20,21 +20,37 @@ view, to see what the teacher sees (control), and the second, to see it whatever
     loss = alpha CE(P_ref, P_con) + (1 - alpha) CE(P_ref, P_gen)                 eq. 2
 
 What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - The views of the paper, NLI sentences through Google's translator, are not published. Without
-    --pairs the first view is a sentence of SimCSE's NLI file as it stands, and word deletion, the
-    best way of Table 6 that needs no translator, makes the second, afresh at every step. A second
-    view that has no words left is the first view.
+  - The views of the paper, NLI sentences through Google's translator, are not on the Hub. The
+    authors' page links a file of pairs, which --pairs reads. Without it the first view is a
+    sentence of SimCSE's NLI file as it stands, and word deletion, the best way of Table 6 that
+    needs no translator, makes the second, afresh at every step. A second view that has no words
+    left is the first view.
   - Table 6 gives no rate of synonym replacement. Here it is a tenth of the words, if they stand in
     their base form, and WordNet's first sense gives the synonyms.
   - The queue starts with random training sentences. Here they are also trained on, and the oldest
     embeddings leave the queue before a batch is scored (section 3.2). The authors' code keeps these
     sentences out of the training data and removes the oldest after the batch is scored.
-  - As in the authors' code: 128 tokens, linear decay after the warm-up, weight decay 0.01 (there
-    without biases and norms), gradient norm clipped at 1, and an end after 7 epochs (not dev
-    scores) without a better dev score. The authors' AdamW does not correct the bias of its moments,
-    torch's does. In one public version of their code, generalize does not read the second view.
+  - The default teacher is read at [CLS], as it was trained. The authors' train_congen.sh passes its
+    name to sentence-transformers, which takes a mean: --teacher-pooling mean.
+  - As in the authors' code: linear decay after the warm-up, AdamW with weight decay 0.01 (there
+    without biases and norms), gradient norm clipped at 1. The authors' AdamW does not correct the
+    bias of its moments, torch's does; their first step has a learning rate of 0, here it has that
+    of their second. They train in fp16 with the loss in it, here the loss is in float32.
+  - Training reads 128 tokens, of teacher and student alike, and scoring the model's own maximum.
+    In the authors' code the student is also scored at 128, and the teacher reads its own maximum.
+  - The dev score is Spearman's of the cosine. In the authors' code it is the best of four: cosine,
+    dot product, Euclidean and Manhattan distance. Both score every 512 steps; there the steps are
+    counted anew in every epoch, whose end is scored, too.
+  - Training ends after 7 epochs (--patience) without a better dev score, wherever in an epoch the
+    best one was. In the authors' code the scores at the ends of epochs alone count for that.
+  - The best dev score starts from that of the student with its new head, not of the headless
+    encoder ("student before" in the table at the end), and in the authors' code from nothing.
+  - A batch holds sentences of similar length, which saves padding. --shuffle draws plain random
+    batches, as the authors' code does.
+  - In one public version of the authors' code, generalize does not read the second view.
   - The head, linear + tanh, starts at random. --head identity starts it as the identity matrix,
-    which is better for a student initialized from teacher layers.
+    which is better for a student initialized from teacher layers. A student that ends in a dense
+    layer of the teacher's dimension already gets no other.
   - A student that Table 7 does not name, or that --student-layers cuts, takes the settings of the
     student nearest in size.
   - alpha = 1, control only, is SEED (Fang et al. 2021), and computes no second view. The baselines
@@ -42,6 +58,8 @@ What the paper leaves open, and where this script differs from the paper or the 
 
   python congen.py --student bert-base-uncased         the paper's setting, with word deletion
   python congen.py --student distilbert-base-multilingual-cased --pairs en-de.tsv    multilingual
+  python sweep.py congen.py "queue-size=128,1024,16384,65536" -- --student bert-base-uncased
+      Figure 4; the scores on test are at the end of each setting's log
   python congen.py --demo                              two minutes on a CPU
 """
 
@@ -250,6 +268,9 @@ def distill(student, views, targets, evaluation, run, args):
 # --------------------------------------------------------------------------------------------------
 
 
+SMALLEST_QUEUE = 2
+
+
 class Setting(NamedTuple):
     """A row of Table 7."""
 
@@ -342,7 +363,14 @@ def row_of_table_7(args, encoder):
 
 
 def choose_settings(args, encoder, sentences):
-    """Take from Table 7 what is not given. Raises DataError if the queue cannot be filled."""
+    """Take from Table 7 what is not given.
+
+    Raises DataError if the queue cannot be filled, or has a single entry: over one entry every
+    similarity distribution is the same, and the loss is 0.
+    """
+    if sentences < SMALLEST_QUEUE:
+        expected = "2 or more, as a similarity distribution over one is constant"
+        raise DataError(f"{sentences} sentence to train on, expected {expected}")
     row = row_of_table_7(args, encoder)
     setting = TABLE_7[row]
     print(f"Table 7: options that are not given have the values of {row}", file=sys.stderr)
@@ -354,9 +382,10 @@ def choose_settings(args, encoder, sentences):
         args.lr = setting.lr
     if args.queue_size is None:
         args.queue_size = min(setting.queue_size, sentences)
-    if not min(args.batch_size, sentences) <= args.queue_size <= sentences:
-        expected = f"from a batch, {args.batch_size}, to all {sentences} sentences"
-        raise DataError(f"--queue-size {args.queue_size}: expected a size {expected}")
+    smallest = max(SMALLEST_QUEUE, min(args.batch_size, sentences))
+    if not smallest <= args.queue_size <= sentences:
+        expected = f"{smallest} (a batch, or 2) to {sentences} (all sentences)"
+        raise DataError(f"--queue-size {args.queue_size}: expected {expected}")
 
 
 def run_distill(encoder, views, teacher, evaluation, run, args):

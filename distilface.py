@@ -14,18 +14,24 @@ There is no teacher: the distillation happened before, in distilbert-base-uncase
 What the paper leaves open, and where this script differs from the paper or the authors' code:
   - As in the authors' code: both embeddings come from one pass over a doubled batch, in which every
     row has its own dropout; the learning rate falls linearly to 0; the gradient norm is clipped
-    at 1; an epoch's last batch is left out if it is not full.
-  - Unlike there, a batch contains sentences of similar length, and so do its in-batch negatives.
+    at 1; a sentence has at most 32 tokens in training, and as many as the model takes in scoring.
+  - Unlike there, a batch contains sentences of similar length, and so do its in-batch negatives
+    (--shuffle: random sentences), and an epoch's last batch is left out if it is not full.
   - As in the authors' code, the first of `first_last` and of `all_hidden` is the output of the
     embedding layer, and `second_to_last_hidden` is every layer but that one. `last_second_hidden`
     is the layer before the last.
   - The paper chose its hyperparameters and the number of steps on the test sets (5.1, Figure 2).
     Here STS-B dev chooses the best student; sweep.py searches the hyperparameters on dev as well.
-  - Mixed precision (4.2) is --precision fp16, with gradient scaling, or bf16. Quantization (4.2,
-    Table 5) is quantize.py.
+  - Mixed precision (4.2) is --precision fp16, with gradient scaling, or bf16, the default on a GPU.
+    The authors' last notebooks, which train the final model, are in fp32: --precision fp32.
+  - The average at the end is that of seven test sets. Table 2 has five, without STS16 and SICK-R:
+    eval_sts.py --sets STS12,STS13,STS14,STS15,STS-B. Quantization (4.2, Table 5) is quantize.py.
 
   python distilface.py                              the paper's setting
   python distilface.py --student my-encoder --pooling avg --train my.txt --dev my-pairs.tsv
+  python distilface.py --max-steps 0 --pooling avg_first_last --output runs/distilbert
+      Trains nothing: scores the student, read by this pooling, and saves it (Table 2's DistilBERT).
+      eval_sts.py distilbert-base-uncased --pooling avg_first_last gives the scores alone.
   python distilface.py --demo                       two minutes on a CPU
 """
 
@@ -108,6 +114,8 @@ def layer_positions(pooling, depth):
 def pool(hidden_states, attention_mask, pooling):
     """Section 5.6: join layers token by token, then average the tokens that are not padding.
 
+    "cls" alone takes the last layer's state at [CLS] instead. second_to_last is every layer from
+    the second (the first is the embedding layer's) to the last.
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
     attention_mask [N, L]; pooling: a key of POOLINGS. Returns [N, H], or [N, 4 H] for concat_last4.
     Raises ValueError if there are too few layers.
@@ -155,6 +163,7 @@ from support.command_line import (
     ArgumentParser,
     add_data_options,
     add_run_options,
+    check_negatives,
     count,
     evaluation_sets,
     positive,
@@ -276,10 +285,10 @@ def load_student(args):
     return encoder.to(args.device)
 
 
-def check_batch_size(args, sentences):
-    """Raises DataError if no batch is full, or a sentence has no in-batch negatives."""
-    if not 2 <= args.batch_size <= sentences:
-        expected = f"2 (for in-batch negatives) to {sentences}, the number of sentences"
+def check_full_batch(args, sentences):
+    """Raises DataError if an epoch has no full batch."""
+    if args.batch_size > sentences:
+        expected = f"at most {sentences}, the number of sentences"
         raise DataError(f"--batch-size {args.batch_size}: expected {expected}")
 
 
@@ -299,7 +308,8 @@ def main():
     evaluation = evaluation_sets(args)
     sentences = training_sentences(args.train)
     encoder = load_student(args)
-    check_batch_size(args, len(sentences))
+    check_negatives(len(sentences), args.batch_size)
+    check_full_batch(args, len(sentences))
     tokens = Tokens(encoder, sentences, args.max_length)
 
     run.start()

@@ -18,23 +18,53 @@ is fine-tuned on the task first, and saved in OUTPUT/teacher.
 What the paper leaves open, and where this script differs from the paper or the authors' code:
   - A student of fewer than four layers concatenates as many vectors as it has layers: three layers
     of 384 dimensions give embeddings of 1,152.
-  - Eq. 3 has no biases, the authors' code has them. This script follows the paper.
-  - Adam has a constant learning rate, and the gradient norm is clipped at 1.
-  - The L2 loss is summed over the classes and averaged over the batch. STS-B's scores are used as
-    they are, 0 to 5.
-  - A frozen encoder (--freeze-encoder, section 4.1.1) runs without dropout.
-  - The paper leaves the teacher's fine-tuning to BERT's. Here it is Adam for --teacher-epochs at
-    --teacher-lr, and the best on dev is kept.
-  - Where GLUE's test labels are not public, dev is reported.
+  - Eq. 3 has no biases, and an embedding no dropout of its own, as in the paper. The authors' code
+    has biases, and a dropout of 10 % on each embedding.
+  - Two classes have two logits and a softmax, as in section 3.5. In the authors' code the student
+    has one logit there, which learns the difference of the teacher's two.
+  - Adam has a constant learning rate and no weight decay, and the norm of all gradients together is
+    clipped at 1. The authors' BertAdam decays weights by 0.01, has no bias correction, and clips
+    each tensor by itself. Its learning rate rises for a fifth of the steps and then falls linearly
+    to 56 %: the schedule counts batches of 16, of which two make a step.
+  - As in the authors' code, the L2 loss is summed over the classes and averaged over the batch,
+    STS-B's scores are used as they are, 0 to 5, and 128 tokens are the maximum of each of the
+    student's sentences and of the teacher's pair.
+  - A frozen encoder (--freeze-encoder, section 4.1.1) runs without dropout, there with it.
+  - Dev is scored after each epoch, by the mean of the task's metrics, and the model before training
+    takes part. There F1 decides for two classes (QNLI's too), Pearson for STS-B, else accuracy.
+  - The paper leaves the teacher's fine-tuning to BERT's. As in the authors' README, it takes 3
+    epochs at 2e-5; here by the same Adam, and the best on dev is kept, there the last. Teacher and
+    student are BERT-Large, as in the paper; there bert-large-uncased-whole-word-masking.
+  - A batch contains pairs of similar length, there random ones (--shuffle). On a GPU training is in
+    bf16 by default, there in fp32 (--precision).
+  - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
+    left out; the authors' code keeps those with an empty one.
+  - --benchmark encodes the demo's sentences without padding to a fixed length.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
   python dse.py --demo                              three minutes on a CPU
-  python dse.py --benchmark                         Tables 3 and 4, measured on this machine
+
+Table 1: a run for each task, and their average (last columns). --alpha and --freeze-encoder give
+the other rows of DSE, --teacher-only --teacher bert-base-uncased that of BERT-Base.
+  for task in mnli qqp qnli mrpc stsb; do python dse.py --task $task --output runs/dse-$task; done
+  python dse.py --average runs/dse-mnli runs/dse-qqp runs/dse-qnli runs/dse-mrpc runs/dse-stsb
+  python dse.py --task mrpc --teacher-only --output runs/bert-mrpc       the teacher alone
+Table 2: AllNLI's embeddings in SentEval's tasks, BERT-Large's row, and Spearman of their cosine.
+  python dse.py --task allnli --output runs/dse-allnli
+  python eval_transfer.py runs/dse-allnli
+  python eval_transfer.py bert-large-uncased --pooling concat_last4_no_cls
+  python eval_sts.py runs/dse-allnli
+Tables 3 and 4, measured on this machine: all-MiniLM-L6-v2, or BERT-Large's shape.
+  python dse.py --benchmark
+  python dse.py --benchmark --random-weights bert-large
 """
 
+import json
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -383,7 +413,10 @@ def cosine_pairs(student, pairs, max_length):
 # Command line
 # --------------------------------------------------------------------------------------------------
 
-SMALL_MODELS = dict(teacher=MINILM, student_layers="1,3,5")  # of --demo and --benchmark
+SMALL_LAYERS = "1,3,5"  # the student's, where --demo and --benchmark take all-MiniLM-L6-v2
+BERT_LARGE = dict(
+    hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+)
 
 
 def parse_args():
@@ -409,15 +442,33 @@ def parse_args():
         help="weight of the teacher's logits in eq. 2, the rest for the labels; %(default)s",
     )
     add("--freeze-encoder", action="store_true", help="train the similarity head alone (4.1.1)")
+    add(
+        "--teacher-only",
+        action="store_true",
+        help="fine-tune the teacher and score it, without a student (Table 1)",
+    )
     add("--teacher-epochs", type=count, default=3, help="of its fine-tuning; %(default)s")
     add("--teacher-lr", type=positive, default=2e-5, help="%(default)s")
     add("--epochs", type=count, default=8, help="%(default)s (4.1.1)")
     add("--batch-size", type=count, default=32, help="in pairs; %(default)s (4.1.1)")
     add("--lr", type=positive, help="2e-5, for stsb 1e-5 (4.1.1)")
+    add = parser.add_argument_group("instead of training").add_argument
+    add(
+        "--average",
+        nargs="+",
+        metavar="RUN",
+        help="print Table 1 of the tasks of these runs, with its average",
+    )
     add(
         "--benchmark",
         action="store_true",
         help="measure Tables 3 and 4 on this machine; by default with all-MiniLM-L6-v2",
+    )
+    add(
+        "--random-weights",
+        metavar="SHAPE",
+        help="of --benchmark, instead of --teacher: bert-large, or a folder with a config.json; "
+        "random weights, for times alone",
     )
     add_run_options(
         parser,
@@ -428,10 +479,10 @@ def parse_args():
         demo_minutes="three",
     )
     if parser.parse_known_args()[0].benchmark:
-        parser.set_defaults(**SMALL_MODELS)
+        parser.set_defaults(teacher=MINILM)
     args = parser.parse(
         demo_defaults=dict(
-            **SMALL_MODELS,
+            teacher=MINILM,
             task="stsb",
             glue="demo",
             output="runs/dse-demo",
@@ -444,7 +495,21 @@ def parse_args():
     )
     if args.lr is None:
         args.lr = 1e-5 if args.task == "stsb" else 2e-5
+    check_random_weights(args)
+    is_small = args.teacher == MINILM and args.student is None and not args.random_weights
+    if is_small and (args.demo or args.benchmark) and args.student_layers is None:
+        args.student_layers = SMALL_LAYERS
     return args
+
+
+def check_random_weights(args):
+    """Raises DataError if --random-weights has no use, or --teacher none beside it."""
+    if not args.random_weights:
+        return
+    if not args.benchmark:
+        raise DataError("--random-weights: expected --benchmark with it, for times alone")
+    if args.teacher != MINILM:
+        raise DataError(f"--teacher {args.teacher}: expected none beside --random-weights")
 
 
 def load_models(args):
@@ -455,6 +520,36 @@ def load_models(args):
     student = Student(encoder, glue.TASKS[args.task].outputs)
     teacher = CrossEncoder(args.teacher, args.task, args.max_length)
     return student.to(args.device), teacher.to(args.device).eval()
+
+
+def save_random_model(shape, folder):
+    """Write a model with random weights and all-MiniLM-L6-v2's tokenizer, which is BERT's.
+
+    shape: "bert-large", or a folder with a config.json. Raises DataError.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(resolve(MINILM, model=True))
+    if shape == "bert-large":
+        config = transformers.BertConfig(**BERT_LARGE)
+    elif (Path(shape) / "config.json").exists():
+        config = transformers.AutoConfig.from_pretrained(shape)
+    else:
+        expected = "bert-large, or a folder with a config.json"
+        raise DataError(f"--random-weights {shape}: no such shape, expected {expected}")
+    if config.vocab_size < len(tokenizer):
+        found = f"a vocabulary of {config.vocab_size}"
+        raise DataError(f"{shape}: {found}, expected {len(tokenizer)} or more, as BERT's")
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_benchmark_models(args):
+    """-> Student, CrossEncoder. Raises DataError."""
+    if not args.random_weights:
+        return load_models(args)
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_model(args.random_weights, folder)
+        args.teacher = folder
+        return load_models(args)
 
 
 BENCHMARK_SENTENCES = 1000
@@ -509,10 +604,50 @@ def benchmark(student, teacher):
         print(f"{name}: {layers} layers of {dimension}, {millions:.1f} million parameters")
 
 
+def prepare_teacher(teacher, train, labels, evaluation, run, args):
+    """The teacher, fine-tuned if it is fresh -> CrossEncoder in eval mode.
+
+    train: glue.Pairs of n; labels [n] on the device.
+    """
+    if not teacher.fresh:
+        return teacher
+    if not run.finished("teacher"):
+        finetune(teacher, teacher.tokens(train), labels, evaluation, run, args)
+        run.finish("teacher")
+    best = CrossEncoder(run.folder / "teacher", args.task, args.max_length)
+    return best.to(args.device).eval()
+
+
+def train_student(student, teacher, train, labels, evaluation, run, args):
+    """Distill the teacher, and score the best student. The arguments are as above."""
+    targets = teacher_embeddings(teacher, teacher.tokens(train), args.device, what="logits")
+    first = Tokens(student.encoder, train.first, args.max_length)
+    second = Tokens(student.encoder, train.second, args.max_length)
+    distill(student, first, second, targets, labels, evaluation, run, args)
+    student = load_student(run.folder, args.device)
+    logits_of = partial(score_pairs, student, max_length=args.max_length)
+    run.scores["student"] = evaluation.scores(logits_of)
+    glue.add_degradation(run.scores, of="teacher")
+    run.finish("student")
+
+
+def score_before(student, evaluation, run, args):
+    """The row of the student before training, where cosine can say something of the task."""
+    cosine_of = partial(cosine_pairs, student, max_length=args.max_length)
+    before = evaluation.cosine_scores(cosine_of)
+    if before:
+        run.scores["student before, cosine"] = before
+
+
 def main():
     args = parse_args()
+    if args.average:
+        print(table(glue.average(glue.read_scores(args.average))))
+        return
     if args.benchmark:
-        benchmark(*load_models(args))
+        benchmark(*load_benchmark_models(args))
+        if args.random_weights:
+            print("The weights are random (--random-weights): these are times, and nothing else.")
         return
     run = Run(args, unit="pairs")
     sets = glue.read_task(args.glue, args.task)
@@ -523,35 +658,24 @@ def main():
 
     run.start()
     if run.is_new():
-        cosine_of = partial(cosine_pairs, student, max_length=args.max_length)
-        before = evaluation.cosine_scores(cosine_of)
-        if before:
-            run.scores["student before, cosine"] = before
-    if teacher.fresh:
-        if not run.finished("teacher"):
-            finetune(teacher, teacher.tokens(train), labels, evaluation, run, args)
-            run.finish("teacher")
-        teacher = CrossEncoder(run.folder / "teacher", args.task, args.max_length)
-        teacher.to(args.device).eval()
+        (run.folder / glue.SCORES).unlink(missing_ok=True)
+        if not args.teacher_only:
+            score_before(student, evaluation, run, args)
+    teacher = prepare_teacher(teacher, train, labels, evaluation, run, args)
     if not run.finished("student"):
         run.scores["teacher"] = evaluation.scores(teacher.score_pairs)
-        targets = teacher_embeddings(teacher, teacher.tokens(train), args.device, what="logits")
-        first = Tokens(student.encoder, train.first, args.max_length)
-        second = Tokens(student.encoder, train.second, args.max_length)
-        distill(student, first, second, targets, labels, evaluation, run, args)
-        student = load_student(run.folder, args.device)
-        logits_of = partial(score_pairs, student, max_length=args.max_length)
-        run.scores["student"] = evaluation.scores(logits_of)
-        glue.add_degradation(run.scores, of="teacher")
-        run.finish("student")
-    run.write_card(
-        f"Distilled by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}.",
-        student=args.student or args.teacher,
-        teacher=args.teacher,
-        task="text-classification",
-        metric=None,
-        library="transformers",
-    )
+        if not args.teacher_only:
+            train_student(student, teacher, train, labels, evaluation, run, args)
+    run.write(glue.SCORES, json.dumps({args.task: run.scores}, indent=2))
+    if not args.teacher_only:
+        run.write_card(
+            f"Distilled by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}.",
+            student=args.student or args.teacher,
+            teacher=args.teacher,
+            task="text-classification",
+            metric=None,
+            library="transformers",
+        )
     print(table(run.scores))
 
 

@@ -4,15 +4,22 @@ encoding speed, and the size of an embedding.
 The data is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv, gzipped or not), or a data
 set on the Hugging Face Hub, such as BeIR/msmarco. support/retrieval.py describes the files.
 
-Search is exact, by cosine similarity. The corpus is read, encoded and compared with all queries in
-chunks of 20,000 passages, so that the comparison needs no more than --memory, however large the
-corpus is. Beside it, memory contains the model, one chunk with its embeddings, 8 bytes a passage
-to find repeated ids, and 8 KB a query for its best 1000 passages. Of equal scores the passage that
-comes first in the corpus ranks first.
+Search is exact, by cosine similarity or inner product (--similarity dot). The corpus is read,
+encoded and compared with all queries in chunks of 20,000 passages, so that the comparison needs no
+more than --memory, however large the corpus is. Beside it, memory contains the model, one chunk
+with its embeddings, 8 bytes a passage to find repeated ids, and 8 KB a query for its best 1000
+passages. Of equal scores the passage that comes first in the corpus ranks first. The passage that
+has a query's own id is left out of its ranking, unless the qrels say that it is an answer.
+
+IBKD's 6,980 test queries of MS MARCO are --split dev; its test.tsv is TREC-DL 2019, 43 queries.
+coCondenser and RetroMAE are read at [CLS] and compared by inner product, which their folders do not
+state: --pooling cls --similarity dot.
 
   python eval_retrieval.py runs/ibkd sentence-transformers/all-MiniLM-L6-v2 --beir my-beir-folder
   python eval_retrieval.py runs/ibkd --beir my-beir-folder --document-model TEACHER
                                     the teacher encodes the passages, the student the queries
+  python eval_retrieval.py Luyu/co-condenser-marco-retriever --beir BeIR/msmarco --split dev
+      --pooling cls --similarity dot
 """
 
 from common import DataError, table
@@ -23,8 +30,8 @@ from support.command_line import (
     run_main,
     write_report,
 )
-from support.encoder import load_encoder
-from support.retrieval import evaluate, passages, read_qrels, read_queries
+from support.encoder import POOLING_NAMES, load_encoder
+from support.retrieval import SIMILARITIES, evaluate, passages, read_judged, read_queries
 
 GIGABYTE = 1e9
 BYTES_FP16 = 2
@@ -39,6 +46,8 @@ def parse_args():
     add = parser.add_argument
     add("--beir", required=True, help="BEIR folder, or a data set on the Hub: BeIR/msmarco")
     add("--split", default="test", help="which qrels/SPLIT.tsv; %(default)s")
+    add("--pooling", choices=POOLING_NAMES, help="read every model so, whatever its folder states")
+    add("--similarity", choices=SIMILARITIES, default="cosine", help="%(default)s")
     add(
         "--document-model",
         metavar="M",
@@ -54,10 +63,10 @@ def load_pair(name, args):
 
     Raises DataError if their embeddings cannot be compared.
     """
-    encoder = load_encoder(name).to(args.device).eval()
+    encoder = load_encoder(name, args.pooling).to(args.device).eval()
     if args.document_model is None:
         return encoder, encoder
-    document = load_encoder(args.document_model).to(args.device).eval()
+    document = load_encoder(args.document_model, args.pooling).to(args.device).eval()
     if document.dimension != encoder.dimension:
         raise DataError(
             f"--document-model {args.document_model}: dimension {document.dimension}, "
@@ -68,18 +77,16 @@ def load_pair(name, args):
 
 def main():
     args = parse_args()
-    texts = read_queries(args.beir)
-    qrels, count = read_qrels(args.beir, args.split, texts)
-    queries = [texts[query] for query in qrels]
+    judged, count = read_judged(args.beir, args.split, read_queries(args.beir))
     rows = {}
     for name in args.models:
         encoder, document = load_pair(name, args)
         scores, seconds = evaluate(
             encoder,
-            queries,
-            list(qrels.values()),
+            judged,
             passages(args.beir),
             document,
+            args.similarity,
             args.fp16,
             args.memory * GIGABYTE,
             name,

@@ -9,17 +9,30 @@ normalization), unless --pooling replaces that for all of them.
   python eval_sts.py runs/ckd sentence-transformers/all-MiniLM-L6-v2
   python eval_sts.py runs/ckd --split dev            STS-B dev, by which the scripts select students
   python eval_sts.py runs/ckd --pairs my.tsv         your own scored pairs (TSV)
+  python eval_sts.py distilbert-base-uncased --pooling avg_first_last \\
+      --sets STS12,STS13,STS14,STS15,STS-B
+      A row of DistilFACE's Table 2, whose average is that of these five sets.
+  python eval_sts.py runs/congen --pairs STS2017.eval.v1.1/STS.input.track1.ar-ar.txt
+      STS-2017 (ConGen's Table 3) as it was released, with the scores in STS2017.gs beside that
+      folder. The sets of sentence-transformers (STS.en-de.txt) have three columns, and need none.
   python eval_sts.py runs/congen --translations en-de.tsv
       How many sentences, in percent, have their own translation as nearest neighbor? Both ways.
 """
 
+import argparse
 from pathlib import Path
 
 import numpy as np
 
 from common import (
+    STS_YEARS,
+    DataError,
+    ScoredPairs,
     encode_sentences,
+    read_columns,
+    read_lines,
     read_pairs,
+    read_score,
     read_scored_pairs,
     read_sts,
     resolve,
@@ -28,14 +41,17 @@ from common import (
 )
 from support import demo
 from support.command_line import (
-    POOLINGS,
     ArgumentParser,
     add_evaluation_options,
     run_main,
     write_report,
 )
-from support.encoder import load_encoder
+from support.encoder import POOLING_NAMES, load_encoder
 
+TEST_SETS = (*STS_YEARS, "STS-B", "SICK-R")
+INPUT = "STS.input."  # how the name of a file of the STS tasks begins: sentences without scores
+GOLD = "STS.gs."  # the same for its scores
+GOLD_FOLDER = "STS2017.gs"  # of the release of STS-2017
 QUERIES_AT_ONCE = 1000  # rows of the matrix of cosines that is in memory
 
 
@@ -70,6 +86,47 @@ def retrieval_accuracy(queries, answers, texts):
     return 100 * right / len(texts)
 
 
+def read_own_pairs(file, low, high):
+    """A file of --pairs -> its name in the table, its ScoredPairs. Raises DataError."""
+    path = Path(file)
+    if not path.name.startswith(INPUT):
+        return path.stem, read_scored_pairs(path, low=low, high=high)
+    return path.stem.removeprefix(INPUT), read_sts_task(path, find_gold(path), low, high)
+
+
+def find_gold(path):
+    """STS.input.NAME.txt -> STS.gs.NAME.txt beside it, or as STS-2017 was released.
+
+    Raises DataError.
+    """
+    name = path.name.replace(INPUT, GOLD, 1)
+    beside = path.with_name(name)
+    released = path.absolute().parent.parent / GOLD_FOLDER / name
+    for gold in (beside, released):
+        if gold.exists():
+            return gold
+    raise DataError(f"{path}: no scores, expected them in {beside} or {released}")
+
+
+def read_sts_task(sentences, gold, low, high):
+    """Two tab-separated sentences a line, and a file with the score of each -> ScoredPairs.
+
+    Pairs without a gold score are left out. Raises DataError.
+    """
+    rows = list(read_columns(sentences, ("sentence 1", "sentence 2"), at=(0, 1)))
+    scores = list(read_lines(gold))
+    if len(scores) != len(rows):
+        expected = f"{len(scores)} as in {gold.name}"
+        raise DataError(f"{sentences}: {len(rows)} lines, expected {expected}")
+    pairs = []
+    for (line, score), (_, row) in zip(scores, rows):
+        if score.strip():
+            pairs.append((*row, read_score(score, f"{gold}:{line}", low, high)))
+    if len({score for _, _, score in pairs}) < 2:
+        raise DataError(f"{gold}: expected two different scores, which a correlation needs")
+    return ScoredPairs(*zip(*pairs))
+
+
 def describe(encoder):
     """What a report says of an encoder beside its scores."""
     pooling = encoder.pooling
@@ -80,6 +137,13 @@ def describe(encoder):
         "dimensions": encoder.dimension,
         "parameters": sum(value.numel() for value in encoder.parameters()),
     }
+
+
+def set_names(text):
+    names = text.split(",")
+    if not set(names) <= set(TEST_SETS):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected some of {','.join(TEST_SETS)}")
+    return names
 
 
 def parse_args():
@@ -100,10 +164,16 @@ def parse_args():
         help="the seven test sets, or STS-B dev; %(default)s",
     )
     add(
+        "--sets",
+        type=set_names,
+        help=f"some of the test sets, {','.join(TEST_SETS)}, and their average; all",
+    )
+    add(
         "--pairs",
         action="append",
         metavar="FILE",
-        help="scored pairs (TSV) instead of SentEval; may be given several times",
+        help="scored pairs (TSV), or STS.input.NAME.txt with its STS.gs.NAME.txt, instead of "
+        "SentEval; may be given several times",
     )
     add(
         "--score-range",
@@ -119,19 +189,24 @@ def parse_args():
         help="translations (TSV, two columns) instead: accuracy of nearest-neighbor search",
     )
     add("--demo", action="store_true", help="the generated test pairs of support/demo.py instead")
-    add("--pooling", choices=POOLINGS, help="read every model so, whatever its folder states")
+    add("--pooling", choices=POOLING_NAMES, help="read every model so, whatever its folder states")
     add("--student-layers", help="keep only these layers of every model, counted from 0: 1,3,5")
-    return parser.parse()
+    args = parser.parse()
+    if args.sets and (args.pairs or args.translations or args.demo or args.split != "test"):
+        raise DataError("--sets: expected with SentEval's test sets, and with no other data")
+    return args
 
 
 def read_sets(args):
     """The scored pairs that the options name -> {name: ScoredPairs}. Raises DataError."""
     if args.pairs:
-        low, high = args.score_range
-        return {Path(name).stem: read_scored_pairs(name, low=low, high=high) for name in args.pairs}
+        return dict(read_own_pairs(file, *args.score_range) for file in args.pairs)
     if args.demo:
         return demo.test()
-    return read_sts(resolve(args.senteval), args.split)
+    sets = read_sts(resolve(args.senteval), args.split)
+    if args.sets:
+        return {name: sets[name] for name in args.sets}
+    return sets
 
 
 def main():

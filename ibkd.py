@@ -7,14 +7,15 @@ The student's embedding S of a text X keeps what the teacher's embedding T says,
 rest of X: eq. 1, L = -I(S, T) + beta I(X, S). InfoNCE with in-batch negatives is a lower bound of
 I(S, T). HSIC, a kernel measure of dependence, stands for I(X, S). X is the mean of the student's
 own input embeddings. Stage 1 (distill) needs texts alone. Stage 2 (finetune) replaces the teacher
-by labels: anchors with their positives and hard negatives.
+by labels: anchors with their positives and hard negatives. --dim projects S to S' there.
 
     text --> teacher (frozen) ------> T --------------> InfoNCE --------+
       |                                                    |            |
       +----> student --> X, S --+--> S --> mapping W ------+            +--> loss    stage 1, eq. 8
                                 +--> kernels --> beta_1 HSIC(X, S) -----+
-    anchor, positive, hard negatives --> student --> S --> supervised InfoNCE --+
-    anchor --> student --> X, S --> kernels --> beta_2 HSIC(X, S) --------------+--> loss    eq. 9
+    positive, hard negatives --> student --> S --> S' --> supervised InfoNCE --+
+    anchor --> student --> X, S --+--> S' ------------------------^            +--> loss    eq. 9
+                                  +--> kernels --> beta_2 HSIC(X, S) ----------+
 
 What the paper leaves open, and where this script differs from the paper or the authors' code:
   - Eq. 7 is printed as exp(gamma |x - y|). The RBF kernel, also in the authors' code, is
@@ -24,17 +25,34 @@ What the paper leaves open, and where this script differs from the paper or the 
     stands in the denominator once.
   - HSIC is taken of X as it is, and of S as its folder states it: L2-normalized only if the folder
     ends in Normalize. --hsic-vectors unit normalizes both.
-  - Similarity is the cosine after W. W starts as the identity if the dimensions agree. S is read
-    without W, as the dimensions in Table 2 say. The code keeps W in the student (--keep-mapping),
-    whose queries then match an index that the teacher built.
+  - Stage 1 of the code: gamma 1, beta_1 0.2, tau 1. Here: the paper's 0.5, 1 and 0.1.
+  - Stage 2 of the code takes HSIC of anchors, positives and negatives, X from the last layer but
+    one, gamma 0.1, beta_2 1, learning rate 1e-6. Here: the anchors, the input embeddings, and the
+    paper's numbers. --hsic-texts all --hsic-layer -2 --gamma 0.1 --beta2 1 follow the code.
+  - Eq. 8 and 10 print inner products. As in the code, both are the cosine, of W s and of S'. W
+    starts as the identity if the dimensions agree. S is read without W, as the dimensions in Table
+    2 say. The code keeps W in the student (--keep-mapping), whose queries then match an index that
+    the teacher built.
   - Eq. 10 contrasts an anchor with its own hard negatives, the code with those of the whole batch
     (--batch-negatives).
-  - Retrieval: every tenth training query does not train; it chooses the best student, by MRR@10
-    among --dev-passages. The teacher mines the hard negatives: the passages nearest to a query.
-  - As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1.
+  - Stage 1 of the paper is on 3,590,265 sentences: NLI, and the same by WordNet and by back
+    translation (4.3, A.1). The default here is NLI alone; --train names others.
+  - A batch has texts of similar length, so that in-batch negatives and the samples of HSIC are
+    alike in it. --shuffle draws them at random.
+  - As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1. Scores are
+    of texts at the model's own maximum.
+  - Retrieval: the code has none. The teacher mines hard negatives, once, which are kept in the
+    cache; --negatives FILE gives or keeps them. Passages with one text are one passage. Every
+    tenth training query, up to --dev-queries, does not train: these choose the best student, by
+    MRR@10 among --dev-passages. A query's own passage (the same id) is no answer, as in BEIR.
+  - CoCondenser and RetroMAE are read at [CLS] and compared by inner product. A student is trained
+    by the cosine and compared by it; --similarity dot compares both by inner product.
   - The paper's baselines (MSE, CRD, HPD) are in baselines.py. CKD (Table 4) is --beta1 0 --beta2 0.
 
   python ibkd.py --student nreimers/MiniLM-L6-H384-uncased      the paper's setting for similarity
+  python ibkd.py --task dr --student nreimers/MiniLM-L6-H384-uncased --test-split dev
+      --teacher Luyu/co-condenser-marco-retriever --teacher-pooling cls --teacher-similarity dot
+                                                                the paper's setting for retrieval
   python ibkd.py --task dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
   python ibkd.py --demo                                         two minutes on a CPU
 """
@@ -61,7 +79,8 @@ def gram_matrix(z, kernel, gamma):
     """Eq. 7: K_ij = exp(-gamma |z_i - z_j|^2)
 
     for the kernel "rbf"; 1 / sqrt(|z_i - z_j|^2 + gamma) for "imq"; cos(z_i, z_j) for "linear",
-    which does not use gamma > 0. z [l, D] -> [l, l].
+    which does not use gamma > 0. The paper prints exp(gamma |z_i - z_j|), which grows with the
+    distance. z [l, D] -> [l, l].
     """
     if kernel == "linear":
         return cosine(z, z)
@@ -73,7 +92,7 @@ def gram_matrix(z, kernel, gamma):
 
 
 def hsic(gram_x, gram_s):
-    """Eq. 6: HSIC(X, S) = tr(K_X H K_S H) / l^2, with H = I - 1/l
+    """Eq. 6: HSIC(X, S) = tr(K_X H K_S H) / l^2, with H = I - 1 1^T / l
 
     gram_x, gram_s: Gram matrices [l, l] of the same l samples. Returns a scalar >= 0, which tends
     to 0 for independent X and S as l grows.
@@ -122,18 +141,21 @@ def mean_over_tokens(token_states, attention_mask):
 
 
 class Student(nn.Module):
-    """An encoder, which gives S, and in stage 1 the matrix W of section 3.1.
+    """An encoder, which gives S, and a matrix behind S: in stage 1 W of section 3.1, in stage 2
+    W_proj (see add_projection), or none.
 
     encoder: has `model`, a transformer; `pooling`, "cls" or "mean"; `heads`, dense layers behind
     it; `normalize`; `dimension`, that of S; add_head(linear, activation).
     mapped_dimension: the teacher's dimension, or None for no W. W is dropped after stage 1, or with
     keep_mapping it becomes the encoder's last head.
+    input_layer: X is read from here; 0 is the embedding layer, -2 the last layer but one.
     """
 
-    def __init__(self, encoder, mapped_dimension=None, keep_mapping=False):
+    def __init__(self, encoder, mapped_dimension=None, keep_mapping=False, input_layer=0):
         super().__init__()
         self.encoder = encoder
-        self.heads = encoder.heads[:]  # those that make S, without W
+        self.heads = encoder.heads[:]  # those that make S
+        self.input_layer = input_layer
         self.mapping = nn.Identity()
         if mapped_dimension is None:
             return
@@ -146,7 +168,7 @@ class Student(nn.Module):
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> X [N, H], the mean of the input embeddings, and S [N, D]; float32."""
         output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
-        x = mean_over_tokens(output.hidden_states[0], attention_mask)
+        x = mean_over_tokens(output.hidden_states[self.input_layer], attention_mask)
         token_states = output.hidden_states[-1]  # [N, L, H]
         if self.encoder.pooling == "cls":
             pooled = token_states[:, 0]
@@ -158,18 +180,21 @@ class Student(nn.Module):
         return x.float(), s
 
 
-def add_projection(encoder, dimension):
+def add_projection(student, dimension):
     """Eq. 11: S' = W_proj S; the encoder's embedding is then S', of this dimension."""
-    encoder.add_head(nn.Linear(encoder.dimension, dimension, bias=False), nn.Identity())
+    student.mapping = nn.Linear(student.encoder.dimension, dimension, bias=False)
+    student.encoder.add_head(student.mapping, nn.Identity())
 
 
 # --------------------------------------------------------------------------------------------------
 # Training
 # --------------------------------------------------------------------------------------------------
 
+from collections.abc import Callable
+
 import numpy as np
 
-from common import Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table, teacher_embeddings
 from support.command_line import (
     DEMO,
     ArgumentParser,
@@ -177,6 +202,7 @@ from support.command_line import (
     add_data_options,
     add_model_options,
     add_run_options,
+    check_negatives,
     count,
     evaluation_sets,
     load_student,
@@ -188,7 +214,16 @@ from support.command_line import (
     training_triplets,
     weight,
 )
-from support.retrieval import RetrievalSets, mine_hard_negatives, read_training_data, training_rows
+from support.retrieval_training import (
+    RetrievalSets,
+    TokenizedTexts,
+    add_retrieval_options,
+    given_negatives,
+    negatives_given,
+    read_training_data,
+    training_negatives,
+    training_rows,
+)
 from support.run import Run, set_learning_rate
 
 TEXTS_AT_A_TIME = 32  # in stage 2, of the positives and hard negatives of a batch
@@ -243,37 +278,43 @@ def distill(student, texts, targets, evaluation, run, args):
         step.log(loss=loss, info_nce=contrast, hsic=dependence)
 
 
-def finetune(student, anchors, others, task, run, args):
+def finetune(student, labels, evaluation, run, args):
     """Eq. 9: L = L_nce^sup + beta_2 HSIC(X, S)
 
-    Stage 2, with L_nce^sup of eq. 10 to minimize, and X and S of the anchors.
-    anchors, others: Tokens of these texts of the task.
+    Stage 2, with L_nce^sup of eq. 10 to minimize, of S' where there is one. X and S are those of
+    the anchors, or with --hsic-texts all those of every text.
     """
     optimizer = torch.optim.Adam(student.parameters(), lr=args.finetune_lr, fused=True)
     student.train()
     for step in run.steps(
         "finetune",
-        anchors.lengths,
+        labels.tokens.lengths[labels.anchors],
         [student],
         optimizer,
-        dev_score=partial(task.evaluation.dev_score, student.encoder),
+        dev_score=partial(evaluation.dev_score, student.encoder),
         save=partial(student.encoder.save, run.folder),
         epochs=args.finetune_epochs,
         batch_size=args.finetune_batch_size,
         patience=args.patience,
     ):
         set_learning_rate(optimizer, linear_decay(args.finetune_lr, step))
-        positives = task.positives[step.rows]  # [N]
-        hard_negatives = task.hard_negatives[step.rows]  # [N, K]
+        positives = labels.positives[step.rows]  # [N]
+        hard_negatives = labels.hard_negatives[step.rows]  # [N, K]
         compared = np.concatenate([positives, hard_negatives.ravel()])  # [N + N K]
         with run.autocast():
-            x, s = student(*anchors.batch(step.rows, run.device))  # X [N, H], S [N, D]
-            s_compared = embed_by_length(student, others, compared, run.device)  # [N + N K, D]
-        s_positive = s_compared[: len(s)]
-        s_negatives = s_compared[len(s) :].unflatten(0, (len(s), -1))  # [N, K, D]
+            anchors = labels.tokens.batch(labels.anchors[step.rows], run.device)
+            x, s = student(*anchors)  # X [N, H], S [N, D]
+            x_compared, s_compared = embed_by_length(student, labels.tokens, compared, run.device)
+        mapped = student.mapping(s)  # S' [N, D']
+        mapped_compared = student.mapping(s_compared)  # [N + N K, D']
+        s_positive = mapped_compared[: len(s)]
+        s_negatives = mapped_compared[len(s) :].unflatten(0, (len(s), -1))  # [N, K, D']
         contrast = supervised_info_nce(
-            s, s_positive, s_negatives, args.finetune_temperature, args.batch_negatives
+            mapped, s_positive, s_negatives, args.finetune_temperature, args.batch_negatives
         )
+        if args.hsic_texts == "all":
+            x = torch.cat([x, x_compared])
+            s = torch.cat([s, s_compared])
         dependence = bottleneck(x, s, args.beta2, args)
         loss = contrast + dependence  # eq. 9
         run.backward(loss, optimizer)
@@ -283,13 +324,17 @@ def finetune(student, anchors, others, task, run, args):
 
 
 def embed_by_length(student, tokens, rows, device):
-    """S of these rows [M] of `tokens` -> [M, D]; texts of similar length need little padding."""
+    """X and S of these rows [M] of `tokens` -> [M, H], [M, D]; texts of similar length need little
+    padding."""
     order = np.argsort(tokens.lengths[rows], kind="stable")
+    inputs = []
     embeddings = []
     for part in np.array_split(order, math.ceil(len(rows) / TEXTS_AT_A_TIME)):
-        _, s = student(*tokens.batch(rows[part], device))
+        x, s = student(*tokens.batch(rows[part], device))
+        inputs.append(x)
         embeddings.append(s)
-    return torch.cat(embeddings)[np.argsort(order)]
+    position = np.argsort(order)
+    return torch.cat(inputs)[position], torch.cat(embeddings)[position]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,13 +375,7 @@ def parse_args():
         default="nli_for_simcse.csv",
         help="sts, stage 2: CSV with the columns sent0,sent1,hard_neg; %(default)s (4.3)",
     )
-    data("--beir", default="BeIR/msmarco", help="dr: BEIR folder, or Hub data set; %(default)s")
-    data(
-        "--dev-passages",
-        type=count,
-        default=100_000,
-        help="dr: passages searched for a dev score, and the positives; %(default)s",
-    )
+    add_retrieval_options(parser)
     group = parser.add_argument_group("method (sections of the paper in brackets)")
     add = group.add_argument
     add("--task", choices=("sts", "dr"), default="sts", help="similarity or dense retrieval")
@@ -353,9 +392,17 @@ def parse_args():
         default="raw",
         help="HSIC of X and S as they are, or L2-normalized; %(default)s",
     )
+    add(
+        "--hsic-layer",
+        type=int,
+        default=0,
+        help="X is from this layer of the student; 0: its input embeddings; -2: the last but one; "
+        "%(default)s",
+    )
+    texts = ("anchor", "all")
+    add("--hsic-texts", choices=texts, default="anchor", help="stage 2: of HSIC; %(default)s")
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     add("--dim", type=count, help="stage 2: project the embedding to this dimension (3.4)")
-    add("--hard-negatives", type=count, default=8, help="dr: of a query; %(default)s (4.3)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the batch")
     for prefix, stage in (("", "stage 1"), ("finetune-", "stage 2")):
         source = f"{stage}; by the task (Table 1)"
@@ -383,78 +430,114 @@ def parse_args():
 
 
 def apply_table_1(args):
-    """What is not given is the paper's."""
+    """What is not given is the paper's; the teacher's similarity is that of the student."""
+    args.teacher_similarity = args.teacher_similarity or args.similarity
     for stage, prefix in (("distill", ""), ("finetune", "finetune_")):
         for name, value in TABLE_1[args.task, stage]._asdict().items():
             if getattr(args, prefix + name) is None:
                 setattr(args, prefix + name, value)
 
 
+class Labels(NamedTuple):
+    """Of stage 2: each of n anchors has a positive and K hard negatives, rows of `tokens`."""
+
+    tokens: Tokens
+    anchors: np.ndarray  # [n]
+    positives: np.ndarray  # [n]
+    hard_negatives: np.ndarray  # [n, K]
+
+
 class Task(NamedTuple):
-    """What a student learns from, and how it is scored.
+    """What a student learns from, and how it and its teacher are scored."""
 
-    In stage 2 each of n anchors is compared with texts among m others.
-    """
-
-    texts: list  # of stage 1
-    anchors: list  # n texts
-    others: list  # m texts
-    positives: np.ndarray  # [n], rows of others
-    hard_negatives: np.ndarray  # [n, K], rows of others
+    tokens: Tokens  # of stage 1, None without it
+    teacher_tokens: Tokens  # the same texts
+    labels: Callable  # () -> Labels, when stage 2 begins
     evaluation: EvaluationSets | RetrievalSets
+    teacher_evaluation: EvaluationSets | RetrievalSets
 
 
-def similarity_task(args, stages):
+def similarity_task(encoder, teacher, stages, args):
     """Section 4.3, STS: sentences, and triplets of NLI. Raises DataError."""
     evaluation = evaluation_sets(args)
-    texts = anchors = positives = negatives = []
+    tokens = teacher_tokens = labels = None
     if "distill" in stages:
-        texts = training_sentences(args.train)
+        texts = TokenizedTexts(training_sentences(args.train), args.max_length)
+        check_negatives(len(texts.texts), args.batch_size)
+        tokens = texts.of(encoder)
+        teacher_tokens = texts.of(teacher)
     if "finetune" in stages:
-        anchors, positives, negatives = training_triplets(args.triplets)
-    rows = np.arange(len(anchors))
-    negative_rows = len(rows) + rows[:, None]  # [n, 1]
-    return Task(texts, anchors, positives + negatives, rows, negative_rows, evaluation)
+        labels = partial(label_triplets, encoder, training_triplets(args.triplets), args.max_length)
+    return Task(tokens, teacher_tokens, labels, evaluation, evaluation)
 
 
-def retrieval_task(args, teacher):
-    """Section 4.3, DR: all passages and training queries. Raises DataError.
+def label_triplets(encoder, triplets, max_length):
+    """Anchors, positives and hard negatives, n texts each -> Labels."""
+    anchors, positives, hard_negatives = triplets
+    tokens = Tokens(encoder, anchors + positives + hard_negatives, max_length)
+    rows = np.arange(len(tokens)).reshape(3, -1)
+    return Labels(tokens, rows[0], rows[1], rows[2][:, None])
 
-    The teacher mines the hard negatives: the passages nearest to a query, its positives left out.
+
+def retrieval_task(encoder, teacher, stages, args):
+    """Section 4.3, DR: all passages and training queries. Raises DataError."""
+    test_split = None if args.skip_test else args.test_split
+    passages, data, sets = read_training_data(
+        args.beir, args.dev_queries, args.dev_passages, test_split
+    )
+    texts = TokenizedTexts(passages + data.queries, args.max_length)
+    if "distill" in stages:
+        check_negatives(len(texts.texts), args.batch_size)
+    given = given_negatives(len(passages), data, args) if "finetune" in stages else None
+    tokens = texts.of(encoder)
+    teacher_tokens = None if teacher is None else texts.of(teacher)
+    labels = partial(label_queries, data, given, tokens, teacher, teacher_tokens, args)
+    evaluation = sets._replace(similarity=args.similarity)
+    teacher_evaluation = sets._replace(similarity=args.teacher_similarity)
+    return Task(tokens, teacher_tokens, labels, evaluation, teacher_evaluation)
+
+
+def label_queries(data, given, tokens, teacher, teacher_tokens, args):
+    """Training queries, their positives, and hard negatives that are given or mined -> Labels.
+
+    The teacher mines them: the passages most similar to a query, its positives left out.
     """
-    data, evaluation = read_training_data(args.beir, args.dev_passages, args.skip_test)
-    texts = data.passages + data.queries
-    tokens = Tokens(teacher, texts, args.max_length)
-    vectors = teacher_embeddings(teacher, tokens, args.device).array
-    passages, queries = np.split(vectors, [len(data.passages)])
-    mined = mine_hard_negatives(queries, passages, data.positives, args.hard_negatives, args.device)
-    anchors, positives, negatives = training_rows(data, mined)
-    return Task(texts, anchors, data.passages, positives, negatives, evaluation)
+    negatives = training_negatives(data, given, teacher, teacher_tokens, args)
+    queries, positives, negatives = training_rows(data, negatives)
+    passages = len(tokens) - len(data.queries)
+    return Labels(tokens, passages + queries, positives, negatives)
+
+
+TASKS = {"sts": similarity_task, "dr": retrieval_task}
 
 
 def run_stage_1(encoder, task, teacher, run, args):
     """Distill the teacher into the encoder, score the result."""
-    teacher_tokens = Tokens(teacher, task.texts, args.max_length)
-    targets = teacher_embeddings(teacher, teacher_tokens, args.device)
+    targets = teacher_embeddings(teacher, task.teacher_tokens, args.device)
     torch.manual_seed(args.seed)  # W starts at random
-    student = Student(encoder, targets.dimension, args.keep_mapping).to(args.device)
-    tokens = Tokens(encoder, task.texts, args.max_length)
-    distill(student, tokens, targets, task.evaluation, run, args)
+    student = Student(encoder, targets.dimension, args.keep_mapping, args.hsic_layer)
+    distill(student.to(args.device), task.tokens, targets, task.evaluation, run, args)
     title = "student after stage 1"
     run.finish("distill", {title: task.evaluation.scores(reload_student(run.folder, args), title)})
 
 
 def run_stage_2(encoder, task, run, args):
     """Fine-tune the encoder on labels, score the result."""
+    student = Student(encoder, input_layer=args.hsic_layer)
     if args.dim and args.dim != encoder.dimension:
         torch.manual_seed(args.seed)  # W_proj starts the same in a run that was interrupted
-        add_projection(encoder, args.dim)
-    student = Student(encoder).to(args.device)
-    anchors = Tokens(encoder, task.anchors, args.max_length)
-    others = Tokens(encoder, task.others, args.max_length)
-    finetune(student, anchors, others, task, run, args)
+        add_projection(student, args.dim)
+    finetune(student.to(args.device), task.labels(), task.evaluation, run, args)
     title = "student after stage 2"
     run.finish("finetune", {title: task.evaluation.scores(reload_student(run.folder, args), title)})
+
+
+def check_layer(encoder, layer):
+    """Raises DataError if the student has no such --hsic-layer."""
+    depth = encoder.model.config.num_hidden_layers
+    if not -depth - 1 <= layer <= depth:
+        expected = f"a layer of the student, from {-depth - 1} to {depth}"
+        raise DataError(f"--hsic-layer {layer}: expected {expected}")
 
 
 def main():
@@ -462,14 +545,15 @@ def main():
     run = Run(args)
     stages = ("distill", "finetune") if args.stage == "both" else (args.stage,)
     encoder = load_student(args)
-    needs_teacher = "distill" in stages or args.task == "dr"
-    teacher = load_teacher(args) if needs_teacher else None
-    task = retrieval_task(args, teacher) if args.task == "dr" else similarity_task(args, stages)
+    check_layer(encoder, args.hsic_layer)
+    mines = args.task == "dr" and not negatives_given(args)
+    teacher = load_teacher(args) if mines or "distill" in stages else None
+    task = TASKS[args.task](encoder, teacher, stages, args)
 
     run.start()
     if run.is_new():
         if teacher is not None:
-            run.scores["teacher"] = task.evaluation.scores(teacher, "teacher")
+            run.scores["teacher"] = task.teacher_evaluation.scores(teacher, "teacher")
         run.scores["student before"] = task.evaluation.scores(encoder, "student before")
     if "distill" in stages:
         if not run.finished("distill"):

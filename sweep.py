@@ -82,7 +82,7 @@ def read_options(script):
     """
     command = [sys.executable, script, "--help"]
     process = subprocess.run(command, capture_output=True, text=True)
-    usage = process.stdout.split("\n\n")[0]
+    usage = " ".join(process.stdout.split("\n\n")[0].split())  # one line, as before its wrapping
     options = {name: bool(value) for name, value in re.findall(r"--([\w-]+)( [\w{])?", usage)}
     if not set(RESERVED) <= set(options):
         expected = "a training script with --output, --resume and --overwrite"

@@ -141,7 +141,8 @@ def add_data_options(parser, train):
     add(
         "--train",
         default=train,
-        help="sentences, one a line, or NLI triplets (.csv), taken apart; %(default)s",
+        help="sentences, one a line, or NLI triplets (.csv), taken apart: a file, or a data set on "
+        "the Hub as OWNER/NAME:FILE; %(default)s",
     )
     add("--dev", help="scored pairs (TSV) that choose the best student; STS-B dev of --senteval")
     add(
@@ -172,6 +173,11 @@ def add_run_options(parser, output, max_length, eval_steps, patience, demo_minut
         help="end a stage after so many epochs without a better dev score; 0: never; %(default)s",
     )
     add("--seed", type=seed, default=0, help="%(default)s")
+    add(
+        "--shuffle",
+        action="store_true",
+        help="batches of random sentences, instead of sentences of similar length",
+    )
     add_device_option(group)
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     add(
@@ -272,6 +278,14 @@ def training_triplets(name):
     rows = demo.triplets() if name == "demo" else read_triplets(resolve(name))
     anchors, positives, hard_negatives = zip(*rows)
     return list(anchors), list(positives), list(hard_negatives)
+
+
+def check_negatives(texts, batch_size):
+    """In-batch negatives need two texts in a batch. Raises DataError."""
+    if batch_size < 2:
+        raise DataError(f"--batch-size {batch_size}: expected 2 or more, to have negatives")
+    if texts < 2:
+        raise DataError(f"{texts} text to train on, expected 2 or more, to have negatives")
 
 
 class EvaluationSets(NamedTuple):

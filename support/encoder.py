@@ -43,6 +43,37 @@ class LayerPooling(NamedTuple):
     skip_first_token: bool = False  # leave [CLS] out of the mean over tokens
 
 
+def named_poolings(depth):
+    """The poolings with a name, as an encoder with `depth` layers states them -> {name: pooling}.
+
+    Names and layers are those of the code of Lim et al. (2022, section 5.6): `all_hidden` and
+    `first_last` begin with the output of the embedding layer, `second_to_last_hidden` with that of
+    the first layer. concat_last4_no_cls is that of Barkan et al. (2020, section 3.4). A name for
+    which there are too few layers is absent.
+    """
+    states = tuple(range(depth + 1))
+    poolings = {"mean": "mean", "cls": "cls", "avg": "mean"}
+    layers = {
+        "all_hidden": states,
+        "second_to_last_hidden": states[1:],
+        "first_last": (0, depth),
+    }
+    if depth >= 2:
+        poolings["last_second_hidden"] = LayerPooling((depth - 1,))
+        layers["last2"] = states[-2:]
+    if depth >= 4:
+        poolings["concat_last4"] = LayerPooling(states[-4:], "concat")
+        poolings["concat_last4_no_cls"] = LayerPooling(states[-4:], "concat", True)
+        layers["last4"] = states[-4:]
+    for name, positions in layers.items():
+        poolings[f"avg_{name}"] = LayerPooling(positions)
+        poolings[f"max_{name}"] = LayerPooling(positions, "max")
+    return poolings
+
+
+POOLING_NAMES = (*named_poolings(depth=4), "pooler")
+
+
 def pool(hidden_states, attention_mask, pooling):
     """Every layer's token states, each [N, L, H], and the mask [N, L] -> [N, H].
 
@@ -221,17 +252,19 @@ def read_json(path, default=None):
 def load_encoder(name, pooling=None, default="mean", layers=None):
     """A folder or a name on the Hugging Face Hub -> Encoder.
 
-    pooling: "mean", "cls" or "pooler" (the model's own dense + tanh on [CLS]); without it the
-    folder's modules.json says how to read it, and where there is none `default` does, except for
-    the SimCSE models of the Hub, see HUB_POOLINGS. layers: "1,3,5" keeps these layers only.
-    Raises DataError: weights that are missing, truncated or incomplete; a pooling or a head that is
-    unknown; no such layer.
+    pooling: one of POOLING_NAMES ("pooler" is the model's own dense + tanh on [CLS]), or a
+    LayerPooling; without it the folder's modules.json says how to read it, and where there is none
+    `default` does, except for the SimCSE models of the Hub, see HUB_POOLINGS. layers: "1,3,5" keeps
+    these layers only. Raises DataError: weights that are missing, truncated or incomplete; a
+    pooling or a head that is unknown; no such layer.
     """
     folder = resolve(name, model=True)
     model, tokenizer, pooler = load_transformer(name, folder)
     if layers is not None:
         keep_layers(name, model, layers)
     heads, normalize = [], False
+    if pooling in POOLING_NAMES and pooling != "pooler":
+        pooling = find_pooling(name, pooling, model.config.num_hidden_layers)
     if pooling is None:
         stated = read_modules(folder, pooler)
         if stated is not None:
@@ -244,6 +277,15 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
     check_pooling(name, model, pooling)
     max_length = longest_input(folder, model, tokenizer)
     return Encoder(model, tokenizer, pooling, heads, normalize, max_length)
+
+
+def find_pooling(name, pooling, depth):
+    """One of POOLING_NAMES -> "mean", "cls" or a LayerPooling. Raises DataError."""
+    poolings = named_poolings(depth)
+    if pooling not in poolings:
+        expected = f"one for {depth} layers: {', '.join(poolings)}"
+        raise DataError(f"{name}: pooling {pooling}, expected {expected}")
+    return poolings[pooling]
 
 
 def load_transformer(name, folder):

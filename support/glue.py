@@ -2,10 +2,12 @@
 
 A folder as GLUE's archives unpack (MRPC/train.tsv, STS-B/dev.tsv, ...; SNLI as GLUE's own archive
 has it), read by the names in its header. Without a folder, the data sets SetFit/mrpc and so on of
-the Hugging Face Hub: JSON lines with text1, text2, label. Test files without labels are left out.
+the Hugging Face Hub: JSON lines with text1, text2, label. Test files without labels are left out,
+and so are QQP's rows without two questions, which a line on stderr counts.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from common import DataError, read_lines, read_score
 from support import demo
+from support.encoder import read_json
 
 BINARY = ("0", "1")
 NLI = ("entailment", "neutral", "contradiction")
@@ -25,6 +28,7 @@ REGRESSION = "stsb"  # the task whose labels are scores
 F1_TASKS = ("mrpc", "qqp")  # two classes, of which class 1 says "the same"
 THRESHOLDS = 200  # cosines that are tried as the border between two classes
 DEMO_PAIRS = 2500
+SCORES = "scores.json"  # in the folder of a run: {task: {row: {column: score}}}
 
 
 class Pairs(NamedTuple):
@@ -86,7 +90,7 @@ FILES = {
     },
     "allnli": {
         "train": ["MNLI/train.tsv", "SNLI/train.tsv"],
-        "dev": ["MNLI/dev_matched.tsv"],
+        "dev": ["MNLI/dev_matched.tsv", "SNLI/dev.tsv"],  # both, as in the authors' code
         "matched": ["MNLI/dev_matched.tsv"],
         "mismatched": ["MNLI/dev_mismatched.tsv"],
         "snli": ["SNLI/test.tsv"],
@@ -178,6 +182,8 @@ def read_pairs(path, task):
     rows = read_rows(path, task)
     if rows is None:
         return None
+    if task == "qqp":
+        rows = leave_out_incomplete(rows, path)
     if classes == NLI:
         rows = [row for row in rows if row.label != NO_AGREEMENT]
     if not rows:
@@ -188,6 +194,15 @@ def read_pairs(path, task):
         [row.second for row in rows],
         np.array(labels, np.int64 if classes else np.float32),
     )
+
+
+def leave_out_incomplete(rows, path):
+    """Rows of QQP -> those with two questions. How many the others are is said on stderr."""
+    complete = [row for row in rows if row.first and row.second]
+    left_out = len(rows) - len(complete)
+    if left_out:
+        print(f"{path}: rows left out, without two questions: {left_out}", file=sys.stderr)
+    return complete
 
 
 def read_tsv(path, task):
@@ -210,7 +225,8 @@ def read_tsv(path, task):
     for line, text in lines:
         cells = text.split("\t")
         if task == "qqp" and len(cells) < len(header):
-            continue  # a newline inside a question breaks a few of its rows
+            rows.append(Row(line, "", "", ""))  # a newline inside a question breaks a few rows
+            continue
         if len(cells) != len(header):
             found = f"{len(cells)} tab-separated columns"
             raise DataError(f"{path}:{line}: {found}, expected {len(header)} as in the header")
@@ -225,10 +241,11 @@ def read_json_lines(path, task):
     for line, text in read_lines(path):
         try:
             values = json.loads(text)
-            first, second, label = [str(values[key]).strip() for key in JSON_KEYS]
+            cells = ["" if values[key] is None else str(values[key]) for key in JSON_KEYS]
         except (ValueError, KeyError, TypeError):
             expected = "JSON with the keys " + ", ".join(JSON_KEYS)
             raise DataError(f"{path}:{line}: {text[:40]!r}, expected {expected}") from None
+        first, second, label = [cell.strip() for cell in cells]
         if label.startswith(NO_LABEL):
             return None
         rows.append(Row(line, first, second, class_names.get(label, label)))
@@ -345,3 +362,34 @@ def add_degradation(scores, of):
     reference = scores[of]["mean"]
     for row in scores.values():
         row["degradation %"] = 100 * (1 - row["mean"] / reference)
+
+
+def read_scores(folders):
+    """The folders of runs, one a task -> {task: {row: {column: score}}}. Raises DataError."""
+    tables = {}
+    for folder in folders:
+        path = Path(folder) / SCORES
+        found = read_json(path)
+        if found is None:
+            raise DataError(f"{path}: no such file, expected the folder of a finished run")
+        for task in found:
+            if task in tables:
+                raise DataError(f"{path}: another run of task {task}, expected one for each task")
+        tables |= found
+    return tables
+
+
+def average(tables):
+    """{task: {row: {column: score}}} -> DSE's Table 1: {row: {task: score, "mean": average}}.
+
+    The score of a task is the mean of its one or two scores. Rows that a task lacks are left out.
+    """
+    first, *others = tables.values()
+    names = [name for name in first if all(name in rows for rows in others)]
+    averages = {}
+    for name in names:
+        averages[name] = {task: rows[name]["mean"] for task, rows in tables.items()}
+        averages[name]["mean"] = float(np.mean(list(averages[name].values())))
+    if "teacher" in averages:
+        add_degradation(averages, of="teacher")
+    return averages

@@ -1,4 +1,4 @@
-"""Passage retrieval: BEIR folders, exact search in bounded memory, metrics, hard negatives.
+"""Passage retrieval: BEIR folders, exact search in bounded memory, metrics.
 
 A BEIR folder contains these files, gzipped (.gz) or not:
   corpus.jsonl       {"_id": "d0", "title": "", "text": "..."}    a passage is its title and text
@@ -8,6 +8,9 @@ A name such as BeIR/msmarco is that data set on the Hugging Face Hub, with BeIR/
 
 Inside the programs a passage is its number: its position in the corpus. `qrels` says which passages
 answer a query: {number of a passage: score}.
+
+As in BEIR, the passage with a query's own id is left out of the query's ranking, unless the qrels
+say that it is an answer.
 """
 
 import array
@@ -31,7 +34,8 @@ SEARCH_MEMORY = 2e9  # bytes
 BYTES_PER_SCORE = 40  # while search compares: two floats and four keys of 8 bytes
 RANKED = 10  # passages that MRR@10 and nDCG@10 look at
 RECALL_DEPTHS = (10, 100, 1000)
-DEV_INTERVAL = 10  # every tenth training query is for dev
+SIMILARITIES = ("cosine", "dot")
+NONE = -1  # the number of no passage
 
 
 # --------------------------------------------------------------------------------------------------
@@ -147,16 +151,30 @@ def refuse_repeated_ids(corpus, hashes):
         seen.add(name)
 
 
-def read_qrels(beir, split, queries):
-    """-> {query id: {number of a passage: score}}, and how many passages the corpus has.
+class JudgedQueries(NamedTuple):
+    """Q queries, and which passages answer them."""
 
-    Reads the corpus once, for its ids. Raises DataError: an id that is unknown or used twice, a
-    query without positives, a score that is not a whole number, 0 or more.
+    names: list  # ids
+    texts: list
+    qrels: list  # {number of a passage: score}
+    own: list  # the passage with the query's id, which is not an answer; NONE if there is none
+
+    def pick(self, positions):
+        """Those at these positions."""
+        return JudgedQueries(*([column[i] for i in positions] for column in self))
+
+
+def read_judged(beir, split, queries):
+    """-> JudgedQueries of qrels/SPLIT.tsv, and how many passages the corpus has.
+
+    queries: {id: text}. Reads the corpus once, for its ids. Raises DataError: an id that is unknown
+    or used twice, a query without positives, a score that is not a whole number, 0 or more.
     """
     path = find(beir, f"qrels/{split}.tsv")
     corpus = find(beir, "corpus.jsonl")
     judgements = read_judgements(path, queries)
-    numbers, count = number_passages(corpus, {row.passage for row in judgements})
+    wanted = {name for row in judgements for name in (row.query, row.passage)}
+    numbers, count = number_passages(corpus, wanted)
     qrels = {}
     last_line = {}
     for line, query, passage, score in judgements:
@@ -165,11 +183,19 @@ def read_qrels(beir, split, queries):
             raise DataError(f"{path}:{line}: passage {passage!r} is unknown, expected {expected}")
         qrels.setdefault(query, {})[numbers[passage]] = score
         last_line[query] = line
+    own = []
     for query, scores in qrels.items():
         if not any(scores.values()):
             problem = f"query {query!r} has no positive, expected one with a score above 0"
             raise DataError(f"{path}:{last_line[query]}: {problem}")
-    return qrels, count
+        own.append(unless_answer(numbers.get(query, NONE), scores))
+    texts = [queries[query] for query in qrels]
+    return JudgedQueries(list(qrels), texts, list(qrels.values()), own), count
+
+
+def unless_answer(number, scores):
+    """The number of a passage, or NONE if it answers the query that has these scores."""
+    return NONE if scores.get(number) else number
 
 
 def passages(beir, size=CHUNK):
@@ -236,28 +262,10 @@ def search(queries, chunks, depth, memory, device="cpu"):
     return read_keys(best)
 
 
-def mine_hard_negatives(queries, passages, positives, count, device="cpu", memory=SEARCH_MEMORY):
-    """The `count` passages most similar to each query, its positives left out -> numbers [Q, count]
-
-    queries [Q, D], passages [P, D]: numpy arrays of embeddings, not normalized; positives: Q lists
-    of passage numbers. Raises DataError if there are too few passages.
-    """
-    depth = count + max(map(len, positives))
-    if len(passages) < depth:
-        problem = f"too few for {count} hard negatives beside a query's positives"
-        raise DataError(f"{len(passages)} passages: {problem}")
-    chunks = (normalized(passages[i : i + CHUNK]) for i in range(0, len(passages), CHUNK))
-    _, found = search(normalized(queries), chunks, depth, memory, device)
-    negatives = []
-    for ranking, known in zip(found.tolist(), positives):
-        others = [number for number in ranking if number not in known]
-        negatives.append(others[:count])
-    return np.array(negatives)
-
-
-def normalized(vectors):
-    """numpy [n, D] -> L2-normalized tensor [n, D]."""
-    return F.normalize(torch.from_numpy(vectors.copy()), dim=1)  # a memory map may be read-only
+def comparable(vectors, similarity):
+    """numpy [n, D] -> tensor [n, D] whose inner products are the similarity: cosine or dot."""
+    tensor = torch.from_numpy(vectors.copy())  # a memory map may be read-only
+    return F.normalize(tensor, dim=1) if similarity == "cosine" else tensor
 
 
 # --------------------------------------------------------------------------------------------------
@@ -265,16 +273,17 @@ def normalized(vectors):
 # --------------------------------------------------------------------------------------------------
 
 
-def metrics(found, qrels):
-    """Passage numbers found [Q, DEPTH], best first -> {metric: mean over the queries, 0 to 100}.
+def metrics(found, judged):
+    """Passage numbers found [Q, DEPTH + 1], best first -> {metric: mean over Q, 0 to 100}.
 
-    qrels: Q times {number of a passage: score}.
+    judged: JudgedQueries. A query's own passage is left out of its ranking.
     """
     totals = {}
-    for ranking, scores in zip(found.tolist(), qrels):
-        for name, value in query_metrics(ranking, scores).items():
+    for ranking, scores, own in zip(found, judged.qrels, judged.own):
+        ranking = [number for number in ranking.tolist() if number != own]
+        for name, value in query_metrics(ranking[:DEPTH], scores).items():
             totals[name] = totals.get(name, 0.0) + value
-    return {name: 100 * float(total) / len(qrels) for name, total in totals.items()}
+    return {name: 100 * float(total) / len(found) for name, total in totals.items()}
 
 
 def query_metrics(ranking, scores):
@@ -307,149 +316,54 @@ def discounted_gain(gains):
     return sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
-def embed(encoder, texts, half=False):
-    """-> L2-normalized embeddings [n, D] in float32, rounded to float16 before if `half`."""
-    vectors = F.normalize(torch.from_numpy(encode_sentences(encoder, texts)), dim=1)
-    return vectors.half().float() if half else vectors
-
-
 class PassageEncoder:
-    """Encodes chunks of passages, and counts the `seconds` that this takes."""
+    """Encodes chunks of passages, and counts the `seconds` that this takes.
 
-    def __init__(self, encoder, half=False):
+    half: round the vectors to float16.
+    """
+
+    def __init__(self, encoder, similarity="cosine", half=False):
         self.encoder = encoder
+        self.similarity = similarity
         self.half = half
         self.seconds = 0.0
+
+    def embed(self, texts):
+        """-> float32 [n, D]"""
+        vectors = comparable(encode_sentences(self.encoder, texts), self.similarity)
+        return vectors.half().float() if self.half else vectors
 
     def embeddings(self, chunks, title):
         """Lists of texts -> yield tensors [n, D]. The time between two of them is not counted."""
         with progress(desc=title, unit=" passages", leave=False, disable=not title) as bar:
             for texts in chunks:
                 clock = time.perf_counter()
-                vectors = embed(self.encoder, texts, self.half)
+                vectors = self.embed(texts)
                 self.seconds += time.perf_counter() - clock
                 bar.update(len(texts))
                 yield vectors
 
 
 def evaluate(
-    encoder, queries, qrels, chunks, document=None, half=False, memory=SEARCH_MEMORY, title=""
+    encoder,
+    judged,
+    chunks,
+    document=None,
+    similarity="cosine",
+    half=False,
+    memory=SEARCH_MEMORY,
+    title="",
 ):
     """Encode queries by `encoder`, passages by `document` or the same one; search; score.
 
-    queries: Q texts; qrels: Q times {number of a passage: score}; chunks: lists of texts, the
-    corpus in its order, read one at a time. Returns metrics(), and the seconds that the passages
-    took to encode. The encoder stays in the mode (train or eval) that it is in.
+    judged: JudgedQueries; chunks: lists of texts, the corpus in its order, read one at a time.
+    Returns metrics(), and the seconds that the passages took to encode. The encoder stays in the
+    mode (train or eval) that it is in.
     """
     device = next(encoder.parameters()).device
     training = encoder.training
-    questions = embed(encoder.eval(), queries)
-    encoded = PassageEncoder(document or encoder, half)
-    _, found = search(questions, encoded.embeddings(chunks, title), DEPTH, memory, device)
+    questions = comparable(encode_sentences(encoder.eval(), judged.texts), similarity)
+    encoded = PassageEncoder(document or encoder, similarity, half)
+    _, found = search(questions, encoded.embeddings(chunks, title), DEPTH + 1, memory, device)
     encoder.train(training)
-    return metrics(found, qrels), encoded.seconds
-
-
-# --------------------------------------------------------------------------------------------------
-# Data of a training run
-# --------------------------------------------------------------------------------------------------
-
-
-class TrainingData(NamedTuple):
-    """The corpus, and the queries to train on with the passages that answer them."""
-
-    passages: list  # P texts
-    queries: list  # Q texts
-    positives: list  # Q lists of passage numbers
-
-
-class JudgedQueries(NamedTuple):
-    """Q queries, and which passages answer them."""
-
-    texts: list
-    qrels: list
-
-
-class RetrievalSets(NamedTuple):
-    """dev, among a part of the passages, chooses the best student; test is scored at the end."""
-
-    dev: JudgedQueries
-    dev_passages: list  # texts
-    test: JudgedQueries
-    beir: str
-
-    def dev_score(self, encoder):
-        """MRR@10 of the dev queries."""
-        scores, _ = evaluate(encoder, self.dev.texts, self.dev.qrels, [self.dev_passages])
-        return scores[f"MRR@{RANKED}"]
-
-    def scores(self, encoder, title):
-        """{metric: 0 to 100}, that of dev first."""
-        scores = {f"dev MRR@{RANKED}": self.dev_score(encoder)}
-        if self.test.texts:
-            corpus = passages(self.beir)
-            test, _ = evaluate(encoder, self.test.texts, self.test.qrels, corpus, title=title)
-            scores |= test
-        return scores
-
-
-def read_training_data(beir, dev_size, skip_test=False):
-    """A BEIR folder with qrels/train.tsv -> TrainingData, RetrievalSets.
-
-    Every tenth training query is for dev, among the first `dev_size` passages and the positives.
-    test is that of qrels/test.tsv. Raises DataError.
-    """
-    queries = read_queries(beir)
-    qrels, _ = read_qrels(beir, "train", queries)
-    if len(qrels) < DEV_INTERVAL:
-        expected = f"{DEV_INTERVAL} or more, every tenth of which is for dev"
-        raise DataError(f"{beir}: {len(qrels)} training queries, expected {expected}")
-    names = list(qrels)
-    dev_names = names[DEV_INTERVAL - 1 :: DEV_INTERVAL]
-    train_names = [name for i, name in enumerate(names, 1) if i % DEV_INTERVAL != 0]
-    test_qrels = {} if skip_test else read_qrels(beir, "test", queries)[0]
-    corpus = [text for chunk in passages(beir) for text in chunk]
-
-    train = judged_queries(train_names, queries, qrels)
-    positives = []
-    for scores in train.qrels:
-        positives.append([number for number, score in scores.items() if score > 0])
-    dev = judged_queries(dev_names, queries, qrels)
-    dev_passages, dev_qrels = subset(corpus, dev.qrels, dev_size)
-    sets = RetrievalSets(
-        dev=JudgedQueries(dev.texts, dev_qrels),
-        dev_passages=dev_passages,
-        test=judged_queries(test_qrels, queries, test_qrels),
-        beir=beir,
-    )
-    return TrainingData(corpus, train.texts, positives), sets
-
-
-def training_rows(data, mined):
-    """A row for every positive of a training query -> n anchors (texts), positives [n], hard
-    negatives [n, K], which are numbers of passages.
-
-    data: TrainingData; mined: the hard negatives of each query [Q, K].
-    """
-    repeats = [len(numbers) for numbers in data.positives]
-    queries = np.repeat(np.arange(len(data.queries)), repeats)
-    anchors = [data.queries[query] for query in queries]
-    return anchors, np.concatenate(data.positives), mined[queries]
-
-
-def judged_queries(names, queries, qrels):
-    """The queries with these ids -> JudgedQueries."""
-    return JudgedQueries([queries[name] for name in names], [qrels[name] for name in names])
-
-
-def subset(texts, qrels, size):
-    """The first `size` passages and all that qrels names -> their texts, qrels with new numbers."""
-    kept = set(range(min(size, len(texts))))
-    for scores in qrels:
-        kept.update(scores)
-    kept = sorted(kept)
-    new_number = {number: position for position, number in enumerate(kept)}
-    renumbered = []
-    for scores in qrels:
-        renumbered.append({new_number[number]: score for number, score in scores.items()})
-    return [texts[number] for number in kept], renumbered
+    return metrics(found, judged), encoded.seconds

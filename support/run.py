@@ -9,9 +9,12 @@ import itertools
 import json
 import math
 import os
+import resource
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 from safetensors import safe_open
@@ -164,7 +167,8 @@ class Run:
         epochs without a better dev score that end the stage, 0 for never. drop_last: leave out the
         batch of an epoch that is not full. Raises DataError if the loss is not a finite number.
         """
-        epoch_steps = count_batches(len(lengths), batch_size, drop_last)
+        order = Order(lengths, batch_size, self.args.seed, not self.args.shuffle, drop_last)
+        epoch_steps = order.epoch_steps()
         if epoch_steps == 0:
             raise DataError(f"{len(lengths)} rows do not fill a batch of {batch_size}")
         total = self.count_steps(epochs, epoch_steps)
@@ -173,9 +177,8 @@ class Run:
         self.begin_stage(stage, modules, optimizer, dev_score, save)
         done = self.state["step"]
         meter = Meter()
-        order = numbered_batches(lengths, batch_size, self.args.seed, epoch_steps, drop_last, done)
         with progress(total=total, initial=done, desc=stage, unit="step") as bar:
-            for number, rows in order:
+            for number, rows in order.batches_after(done):
                 if number > total or number - self.state["best_step"] > longest_idle:
                     return
                 # Dropout depends on seed and step alone: a resumed run is the same run.
@@ -333,24 +336,33 @@ class Run:
         )
 
 
-def count_batches(rows, batch_size, drop_last):
-    """How many batches an epoch has."""
-    if drop_last:
-        return rows // batch_size
-    return math.ceil(rows / batch_size)
+class Order(NamedTuple):
+    """The order of a stage's batches, which depends on the seed alone."""
 
+    lengths: np.ndarray  # tokens of each row
+    batch_size: int
+    seed: int
+    by_length: bool
+    drop_last: bool  # leave out the batch of an epoch that is not full
 
-def numbered_batches(lengths, batch_size, seed, epoch_steps, drop_last, done):
-    """Yield (step, row numbers) without end, from the step after `done`."""
-    first_epoch = done // epoch_steps
-    number = first_epoch * epoch_steps
-    for epoch in itertools.count(first_epoch):
-        for rows in batches(lengths, batch_size, [seed, epoch]):
-            if drop_last and len(rows) < batch_size:
-                continue
-            number += 1
-            if number > done:
-                yield number, rows
+    def epoch_steps(self):
+        """How many batches an epoch has."""
+        if self.drop_last:
+            return len(self.lengths) // self.batch_size
+        return math.ceil(len(self.lengths) / self.batch_size)
+
+    def batches_after(self, done):
+        """Yield (step, row numbers) without end, from the step after `done`."""
+        first_epoch = done // self.epoch_steps()
+        number = first_epoch * self.epoch_steps()
+        for epoch in itertools.count(first_epoch):
+            seed = [self.seed, epoch]
+            for rows in batches(self.lengths, self.batch_size, seed, self.by_length):
+                if self.drop_last and len(rows) < self.batch_size:
+                    continue
+                number += 1
+                if number > done:
+                    yield number, rows
 
 
 def named_tensors(modules):
@@ -365,6 +377,14 @@ def public_name(model):
     if model is None:
         return "none"
     return Path(model).name if Path(model).exists() else model
+
+
+def peak_memory_mb():
+    """The most memory that this process has held so far: of the GPU, or of the machine."""
+    if torch.cuda.is_available():
+        return round(torch.cuda.max_memory_allocated() / 2**20)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(kilobytes / 2**10)
 
 
 class Meter:
@@ -392,8 +412,12 @@ class Meter:
         means = {}
         for name in self.values[-1]:
             means[name] = sum(values[name] for values in self.values) / len(self.values)
-        speed = round(self.rows / self.seconds, 1)
-        return {**means, "lr": optimizer.param_groups[0]["lr"], f"{unit}_per_second": speed}
+        return {
+            **means,
+            "lr": optimizer.param_groups[0]["lr"],
+            f"{unit}_per_second": round(self.rows / self.seconds, 1),
+            "peak_memory_mb": peak_memory_mb(),
+        }
 
     def describe(self, entry, unit, best):
         """The same for the progress bar."""

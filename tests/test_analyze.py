@@ -214,7 +214,7 @@ def test_speed_is_drawn_with_the_average_of_the_sets(models_folder, plt):
         ("cosine", ["dev"], PAIRS),
         ("edits", ["dev"], PAIRS),
         ("speed", ["test"], {"test": PAIRS}),
-        ("covariance", [], ["a"] * 10_000),
+        ("covariance", [], analyze.sample([str(i) for i in range(12_000)], seed=3)),
     ],
 )
 def test_what_is_read_for_a_figure(monkeypatch, plt, tmp_path, figure, splits, data):
@@ -231,15 +231,35 @@ def test_what_is_read_for_a_figure(monkeypatch, plt, tmp_path, figure, splits, d
     monkeypatch.setattr(analyze, figure, draw)
     monkeypatch.setattr(analyze, "resolve", lambda name: name)
     monkeypatch.setattr(analyze, "read_sts", read_sts)
-    monkeypatch.setattr(analyze, "read_sentences", lambda name: ["a"] * 10_001)
+    many = [str(i) for i in range(12_000)]
+    monkeypatch.setattr(analyze, "training_sentences", lambda name: many)
     monkeypatch.setattr(analyze, "load_encoder", lambda name: torch.nn.Identity())
     options = ["--output", str(tmp_path / "figure")]
     if figure == "covariance":
-        options += ["--sentences", "many.txt"]
+        options += ["--sentences", "many.txt", "--seed", "3"]
     monkeypatch.setattr("sys.argv", ["analyze.py", figure, "model", *options])
     analyze.main()
     assert read == splits
     assert drawn == [data]
+
+
+def test_the_covariance_is_of_sentences_at_random():
+    sentences = [str(i) for i in range(40_000)]
+    drawn = [int(text) for text in analyze.sample(sentences, seed=0)]
+    assert len(set(drawn)) == 10_000
+    assert drawn == sorted(drawn)
+    assert np.mean(drawn) == pytest.approx(20_000, abs=500)  # of the first 10,000 it is 5,000
+    assert analyze.sample(sentences, seed=0) == [str(i) for i in drawn]
+    assert analyze.sample(sentences, seed=1) != [str(i) for i in drawn]
+    assert analyze.sample(sentences[:10_000], seed=0) == sentences[:10_000]
+
+
+def test_nli_triplets_are_taken_apart(monkeypatch, files):
+    options = ["covariance", "model", "--sentences", str(files / "triplets.csv")]
+    monkeypatch.setattr("sys.argv", ["analyze.py", *options])
+    sentences = analyze.read_data(analyze.parse_args())
+    triplets = common.read_triplets(files / "triplets.csv")
+    assert set(sentences) == {text for triplet in triplets for text in triplet}
 
 
 def test_models_are_labeled_by_the_last_part_of_their_name_unless_two_share_it():

@@ -135,8 +135,7 @@ def test_principal_components_keep_the_most_variance():
     random = np.random.default_rng(0)
     scale = [5, 0.1, 3, 0.1, 1, 0.1]
     vectors = (random.normal(size=(500, 6)) * scale + 2).astype(np.float32)
-    mean, directions = baselines.principal_components(vectors, 3)
-    assert np.abs(mean - vectors.mean(axis=0)).max() < 1e-5
+    directions = baselines.principal_components(vectors, 3)
     assert np.abs(directions).argmax(axis=0).tolist() == [0, 2, 4]  # by falling variance
     assert np.abs(directions.T @ directions - np.eye(3)).max() < 1e-5
 
@@ -197,8 +196,6 @@ def test_what_is_trained_points_where_what_is_saved_points(models_folder, name, 
     encoder = student.encoder
     batch = common.Tokens(encoder, demo.sentences(6)).batch(np.arange(6))
     embedding, _ = student(*batch)
-    if method == "hpd":
-        embedding = student.projection(embedding)
     similarity = torch.nn.functional.cosine_similarity(embedding, encoder(*batch))
     assert (similarity - 1).abs().max() < 1e-6
     dimension = {"congen": 48, "distilcse": 32, "ibkd": 16 if method == "hpd" else 32}
@@ -265,13 +262,40 @@ def test_pkd_reads_every_other_layer_of_a_teacher_twice_as_deep(models_folder, t
         assert (targets[row, 48:] - mean).abs().max() < 1e-5
 
 
-def test_hpds_targets_are_centered_and_have_the_dimension(models_folder):
+def test_principal_components_are_those_of_a_sample(monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(500, 6)).astype(np.float32)
+    whole = baselines.principal_components(vectors, 2)
+    monkeypatch.setattr(baselines, "PCA_SAMPLE", 100)
+    sample = baselines.principal_components(vectors, 2)
+    assert np.abs(sample - whole).max() > 0.01
+    assert np.array_equal(sample, baselines.principal_components(vectors, 2))
+
+
+def test_hpds_targets_are_projections_of_the_teachers_embeddings(models_folder):
+    """As in HPD's code, the mean is not subtracted."""
     teacher = load_encoder(models_folder / "wide").eval()
     sentences = demo.sentences(60)
-    args = SimpleNamespace(method="hpd", max_length=64, device="cpu", dimension=16)
+    args = SimpleNamespace(method="hpd", max_length=64, device="cpu", dimension=16, seed=0)
     targets = baselines.make_targets(teacher, teacher, sentences, args)
+    embeddings = common.encode_sentences(teacher, sentences)
+    directions = baselines.principal_components(embeddings, 16)
     assert targets.dimension == 16 and len(targets) == 60
-    assert targets[np.arange(60)].mean(dim=0).abs().max() < 1e-4
+    expected = embeddings.astype(np.float64) @ directions
+    assert np.abs(targets[np.arange(60)].numpy() - expected).max() < 1e-4
+    assert np.abs(expected.mean(axis=0)).max() > 0.1
+
+
+def test_hpds_head_is_dense_and_tanh_with_a_bias(models_folder):
+    student = build(models_folder, "mean", arguments("hpd"))
+    (head,) = student.encoder.heads
+    assert head.linear.bias is not None and isinstance(head.activation, torch.nn.Tanh)
+    assert not student.normalize and student.encoder.normalize
+
+
+@pytest.mark.parametrize("method, norm", [("kd", 0), ("pkd", 0), ("l2", 1), ("crd", 1)])
+def test_gradients_are_clipped_as_in_the_papers_code(monkeypatch, method, norm):
+    assert parse(monkeypatch, "--method", method, "--student", "x").max_norm == norm
+    assert parse(monkeypatch, "--method", method, "--student", "x", "--max-norm", 2).max_norm == 2
 
 
 # ---- command line
@@ -301,7 +325,7 @@ def test_defaults_are_those_of_the_methods_paper(
     assert (args.protocol, args.epochs, args.batch_size) == (protocol, epochs, batch_size)
     assert (args.max_length, args.patience, args.head) == (max_length, patience, head)
     unsupervised = args.teacher == "princeton-nlp/unsup-simcse-roberta-large"
-    assert unsupervised == (protocol == "congen") and args.reduction == "sum"
+    assert unsupervised == (protocol == "congen") and args.reduction == "mean"
 
 
 def test_a_protocol_that_is_given_brings_its_defaults(monkeypatch):
@@ -457,6 +481,7 @@ def metrics(folder):
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for entry in entries:
         entry.pop("sentences_per_second", None)
+        entry.pop("peak_memory_mb", None)
     return entries
 
 

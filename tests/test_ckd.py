@@ -10,7 +10,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,7 +170,7 @@ def test_pooling_equals_loops_and_padding_never_counts():
 def test_the_student_is_read_as_its_folder_will_be(models_folder, name):
     """ckd.Student and support.encoder are written apart; what is trained must be what is saved."""
     encoder = load_encoder(models_folder / name).eval()
-    student = ckd.Student(encoder, 0.05, projected_dimension=48).eval()
+    student = ckd.Student(encoder, projected_dimension=48).eval()
     batch = common.Tokens(encoder, demo.sentences(6)).batch(np.arange(6))
     assert torch.equal(student(*batch), encoder(*batch))
     assert student.projection(student(*batch)).shape == (6, 48)
@@ -179,29 +178,24 @@ def test_the_student_is_read_as_its_folder_will_be(models_folder, name):
 
 def test_without_a_projection_there_is_none(models_folder):
     encoder = load_encoder(models_folder / "bert")
-    student = ckd.Student(encoder, 0.05)
+    student = ckd.Student(encoder)
     assert list(student.projection.parameters()) == []
-    assert not student.log_temperature.requires_grad
-    assert student.temperature().item() == pytest.approx(0.05)
 
 
 def test_a_learned_temperature_does_not_stick_at_its_floor():
     """The parameter itself is limited, so its gradient is there when the loss asks for more."""
-    encoder = SimpleNamespace(dimension=5)
-    student = ckd.Student(encoder, 1.5 * ckd.LOWEST_TEMPERATURE, learn_temperature=True)
-    optimizer = torch.optim.Adam([student.log_temperature], lr=0.1)
+    temperature = ckd.Temperature(1.5 * ckd.LOWEST_TEMPERATURE, learned=True)
+    optimizer = torch.optim.Adam(temperature.parameters(), lr=0.1)
 
     def train(embeddings, teacher, steps):
         temperatures = []
         for _ in range(steps):
-            loss = ckd.contrastive_distillation_loss(
-                embeddings, teacher, None, student.temperature()
-            )
+            loss = ckd.contrastive_distillation_loss(embeddings, teacher, None, temperature())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            student.limit_temperature()
-            temperatures.append(student.temperature().item())
+            temperature.limit()
+            temperatures.append(temperature().item())
         return temperatures
 
     teacher = 1 + 0.2 * rows(6, 5, 1)  # embeddings that are much alike
@@ -212,10 +206,11 @@ def test_a_learned_temperature_does_not_stick_at_its_floor():
     assert rising[-1] > 2 * ckd.LOWEST_TEMPERATURE
 
 
-def test_a_temperature_that_is_not_learned_is_not_limited():
-    student = ckd.Student(SimpleNamespace(dimension=5), 0.001)
-    student.limit_temperature()
-    assert student.temperature().item() == pytest.approx(0.001)
+def test_a_temperature_that_is_not_learned_stays():
+    temperature = ckd.Temperature(0.001, learned=False)
+    temperature.limit()
+    assert temperature() == 0.001
+    assert list(temperature.parameters()) == []
 
 
 # ---- options and schedule
@@ -235,10 +230,19 @@ def test_defaults_are_the_papers(parse):
     assert (args.epochs, args.batch_size, args.eval_steps, args.patience) == (20, 512, 125, 3)
     assert (args.finetune_epochs, args.finetune_batch_size) == (5, 128)
     assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
-    assert args.train == "wiki1m_for_simcse.txt"
+    assert args.train == "ffgcc/NEWS5M"
+    assert args.temperature == 0.05
+    assert parse("--student", "x", "--temperature", 0.1).temperature == 0.1
     assert args.triplets == "nli_for_simcse.csv"
     assert args.stage == "both"
     assert args.max_length == 64
+
+
+def test_a_learned_temperature_starts_as_in_the_authors_code(parse):
+    assert parse("--student", "x", "--learn-temperature").temperature == pytest.approx(
+        0.368, abs=1e-3
+    )
+    assert parse("--student", "x", "--learn-temperature").finetune_temperature == 1 / 20
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine():
@@ -291,10 +295,10 @@ def options(models_folder, files, output, teacher="mean", **more):
 
 
 def metrics(folder):
-    """The lines of metrics.jsonl without the speed, which is another in every run."""
+    """The lines of metrics.jsonl without speed and memory, which are others in every run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    speed = "sentences_per_second"
-    return [{key: value for key, value in line.items() if key != speed} for line in lines]
+    varying = ("sentences_per_second", "peak_memory_mb")
+    return [{key: value for key, value in line.items() if key not in varying} for line in lines]
 
 
 def weights(folder):
@@ -566,6 +570,7 @@ def test_invalid_input_prints_one_line_and_exits_with_status_2(
     out = tmp_path / "out"
     texts = {
         "empty.txt": b"",
+        "single.txt": b"a boy\n",
         "blank.txt": b"\n \n",
         "latin.txt": b"caf\xe9\n",
         "two.csv": b"sent0,sent1,hard_neg\na,b\n",
@@ -593,6 +598,8 @@ def test_invalid_input_prints_one_line_and_exits_with_status_2(
             dict(queue_size=300),
             "--queue-size 300: 300 sentences without a batch fill 268 in an epoch",
         ),
+        (dict(train=tmp_path / "single.txt"), "1 text to train on, expected 2 or more"),
+        (dict(batch_size=1, queue_size=0), "--batch-size 1: expected 2 or more"),
         (dict(queue_size=-1), "argument --queue-size: '-1' is not a whole number, 0 or more"),
         (dict(temperature=0), "argument --temperature: '0' is not a number above 0"),
         (dict(finetune_temperature="nan"), "argument --finetune-temperature: 'nan'"),

@@ -348,6 +348,41 @@ def test_teacher_embeddings_are_made_once_and_never_half(models_folder, tmp_path
     assert np.array_equal(first.array, again.array)
 
 
+def test_teacher_embeddings_continue_where_a_crash_left_them(models_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    monkeypatch.setattr(common, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
+    encoder = load_encoder(models_folder / "mean").eval()
+    counting = Teacher(encoder)
+    tokens = common.Tokens(encoder, demo.sentences(400))
+    counting.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        common.teacher_embeddings(encoder, tokens, "cpu", counting)
+    done = sum(counting.calls[:2])
+    assert 0 < done < 400
+
+    counting.interrupt_at = None
+    counting.calls.clear()
+    targets = common.teacher_embeddings(encoder, tokens, "cpu", counting)
+    assert sum(counting.calls) == 400 - done
+    assert np.array_equal(targets.array, common.encode(encoder, tokens, "cpu"))
+    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.progress"))
+
+
+def test_two_runs_at_once_do_not_write_one_file(models_folder, tmp_path, monkeypatch):
+    """While another one writes the partial file, which its lock shows, it stays as it is."""
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    encoder = load_encoder(models_folder / "mean").eval()
+    tokens = common.Tokens(encoder, demo.sentences(40))
+    name = f"teacher-{common.embeddings_key(encoder, tokens, '')}"
+    partial = write(tmp_path / f"{name}.partial", "another run's")
+    with open(tmp_path / f"{name}.lock", "w") as lock:
+        assert common.lock_file(lock)
+        targets = common.teacher_embeddings(encoder, tokens, "cpu")
+    assert np.array_equal(targets.array, common.encode(encoder, tokens, "cpu"))
+    assert partial.read_text() == "another run's"
+
+
 def test_teacher_embeddings_have_a_file_each_for_all_they_depend_on(
     models_folder, tmp_path, monkeypatch
 ):

@@ -219,6 +219,7 @@ def metrics(folder):
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for entry in entries:
         entry.pop("sentences_per_second", None)
+        entry.pop("peak_memory_mb", None)
     return entries
 
 
@@ -376,7 +377,7 @@ def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, files, 
     cache = dict(XDG_CACHE_HOME=str(tmp_path))
 
     def stored():
-        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*")}
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("teacher-*.npy")}
 
     assert run("ckd.py", *base, "--stage", "distill", **cache).returncode == 0
     kept = stored()
@@ -447,6 +448,35 @@ def test_alpha_1_needs_no_second_view(monkeypatch, models_folder, files, tmp_pat
         call(monkeypatch, *options(models_folder, files, out, "mean", *more))
 
 
+def test_over_a_queue_of_one_the_loss_is_0_whatever_the_student():
+    z = rows(6, 5, 1)
+    assert congen.congen_loss(z, -z, rows(6, 5, 2), rows(1, 5, 3), 0.05, 0.07, 0.5).item() == 0
+
+
+def test_the_best_score_starts_from_the_student_with_its_new_head(
+    monkeypatch, models_folder, files, tmp_path
+):
+    more = ("--student", models_folder / "bert", "--max-steps", 1)
+    call(monkeypatch, *options(models_folder, files, tmp_path / "out", "wide", *more))
+    encoder = load_encoder(models_folder / "bert")
+    sets = {"dev": common.read_scored_pairs(files / "dev.tsv")}
+    headless = common.spearman(encoder, sets)["dev"]
+    torch.manual_seed(0)
+    congen.Student(encoder, 48)
+    with_head = common.spearman(encoder, sets)["dev"]
+    assert metrics(tmp_path / "out")[0]["dev"] == pytest.approx(with_head, abs=1e-4)
+    assert abs(with_head - headless) > 0.01
+
+
+def test_patience_is_in_epochs_not_in_dev_scores(monkeypatch, models_folder, files, tmp_path):
+    """300 sentences are ten batches of 32; the student does not move, so that no score is better
+    than the first."""
+    more = ("--student-layers", "0,2", "--lr", 1e-30, "--eval-steps", 2, "--epochs", 5)
+    base = options(models_folder, files, tmp_path / "out", "mean", *more, "--patience", 2)
+    call(monkeypatch, *base)
+    assert metrics(tmp_path / "out")[-1]["step"] == 20
+
+
 def test_the_queue_of_the_checkpoint_is_the_teachers(monkeypatch, models_folder, files, tmp_path):
     """After a step, K - N random embeddings and those of the batch in the first N slots."""
 
@@ -484,6 +514,8 @@ def test_invalid_input_prints_one_error_line(fails, models_folder, files, tmp_pa
         "hole.tsv": "a boy\t\n",
         "blank.txt": "\n \n",
         "two.csv": "sent0,sent1,hard_neg\na,b\n",
+        "one.txt": "a boy\n",
+        "pair.tsv": "a boy\tein Junge\n",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text, "utf-8")
@@ -514,9 +546,14 @@ def test_invalid_input_prints_one_error_line(fails, models_folder, files, tmp_pa
     temperature = "argument --student-temperature/--temperature: '0' is not a number above 0"
     check(temperature, "--student-temperature", 0)
     check("argument --teacher-temperature: 'nan'", "--teacher-temperature", "nan")
-    size = "--queue-size 301: expected a size from a batch, 32, to all 300 sentences"
+    size = "--queue-size 301: expected 32 (a batch, or 2) to 300 (all sentences)"
     check(size, "--queue-size", 301)
     check("--queue-size 31", "--queue-size", 31)
+    size = "--queue-size 1: expected 2 (a batch, or 2) to 300 (all sentences)"
+    check(size, "--queue-size", 1, "--batch-size", 1)
+    one = "1 sentence to train on, expected 2 or more, as a similarity distribution over one"
+    check(one, "--train", tmp_path / "one.txt")
+    check(one, "--pairs", tmp_path / "pair.tsv")
     check("--device gpu", "--device", "gpu")
     check("--augment", "--augment", "shuffle")
 

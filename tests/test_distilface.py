@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
@@ -290,6 +291,7 @@ def metrics(folder):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
         entry.pop("sentences_per_second", None)
+        entry.pop("peak_memory_mb", None)
         entries.append(entry)
     return entries
 
@@ -344,17 +346,46 @@ def test_an_epoch_leaves_out_the_batch_that_is_not_full(
     assert seen == [32] * 11  # 300 sentences: 9 full batches, then the next epoch's
 
 
-def test_max_steps_0_trains_nothing(models_folder, files, tmp_path, monkeypatch):
-    """The encoder, read by another pooling: for quantize.py, or as a baseline."""
+def test_training_cuts_at_32_tokens_and_scoring_at_the_models_maximum(
+    call_main, models_folder, files, tmp_path, monkeypatch
+):
+    words = demo.sentences(20)
+    long = [" ".join(words[i : i + 12]) for i in range(8)]
+    (tmp_path / "long.txt").write_text("\n".join(long))
+    pairs = [f"{a}\t{b}\t{i % 5}\n" for i, (a, b) in enumerate(zip(long, long[1:]))]
+    (tmp_path / "dev.tsv").write_text("".join(pairs))
+    lengths = {True: set(), False: set()}  # in training or not
+    forward = transformers.BertModel.forward
+
+    def record(self, input_ids, *args, **options):
+        lengths[self.training].add(input_ids.shape[1])
+        return forward(self, input_ids, *args, **options)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", record)
+    data = ("--train", tmp_path / "long.txt", "--dev", tmp_path / "dev.tsv")
+    command = options(models_folder, files, tmp_path / "out", "--batch-size", 4, "--max-steps", 2)
+    call_main(distilface, *command, *data)
+    assert lengths[True] == {32}
+    assert max(lengths[False]) == 128
+
+
+def test_max_steps_0_trains_nothing(call_main, models_folder, files, tmp_path):
+    """The encoder, read by another pooling: for quantize.py, or as a baseline (Table 2)."""
     out = tmp_path / "out"
     command = options(models_folder, files, out, "--max-steps", 0, "--pooling", "avg_first_last")
-    monkeypatch.setattr(sys, "argv", ["distilface.py", *map(str, command)])
-    distilface.main()
-    before = load_encoder(models_folder / "bert").model.state_dict()
+    printed = call_main(distilface, *command)
+    before = load_encoder(models_folder / "bert", "avg_first_last")
     after = load_encoder(out)
-    assert after.pooling == LayerPooling((0, 4), "mean")
-    assert all(torch.equal(value, before[name]) for name, value in after.model.state_dict().items())
-    assert [entry["step"] for entry in metrics(out)] == [0]
+    assert after.pooling == before.pooling == LayerPooling((0, 4), "mean")
+    weights = before.model.state_dict()
+    assert all(
+        torch.equal(value, weights[name]) for name, value in after.model.state_dict().items()
+    )
+    pairs = {"dev": common.read_scored_pairs(files / "dev.tsv")}
+    dev = common.spearman(before.eval(), pairs)["dev"]
+    assert [(entry["step"], entry["dev"]) for entry in metrics(out)] == [(0, pytest.approx(dev))]
+    scores = [line.split("|")[2].strip() for line in printed.splitlines() if "| student" in line]
+    assert scores == [f"{dev:.2f}"] * 2  # before and after
 
 
 @pytest.mark.slow
@@ -430,13 +461,16 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
 def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_path):
     out = tmp_path / "out"
     base = options(models_folder, files, out)
+    alone = tmp_path / "alone.txt"
+    alone.write_text("One sentence.\n")
     cases = [
         (
             ("--student-layers", "0,1,2"),
             "pooling avg_last4 needs 4 layers, the encoder has 3",
         ),
         (("--batch-size", 1), "--batch-size 1: expected 2"),
-        (("--batch-size", 400), "to 300, the number of sentences"),
+        (("--batch-size", 400), "--batch-size 400: expected at most 300, the number of sentences"),
+        (("--train", alone), "1 text to train on, expected 2 or more, to have negatives"),
         (("--pooling", "max"), "--pooling"),
         (("--temperature", 0), "argument --temperature: '0' is not a number above 0"),
         (("--train", tmp_path / "none"), "no such file"),

@@ -248,8 +248,18 @@ def test_demo_and_benchmark_have_a_small_teacher(monkeypatch):
     args = parse(monkeypatch, "--demo")
     assert (args.teacher, args.student_layers, args.task) == (common.MINILM, "1,3,5", "stsb")
     assert (args.epochs, args.lr, args.eval_steps) == (4, 2e-4, 40)
-    args = parse(monkeypatch, "--benchmark", "--teacher", "mine")
-    assert (args.teacher, args.student_layers) == ("mine", "1,3,5")
+    args = parse(monkeypatch, "--benchmark")
+    assert (args.teacher, args.student_layers) == (common.MINILM, "1,3,5")
+
+
+@pytest.mark.parametrize("mode", ["--demo", "--benchmark"])
+def test_no_other_model_is_cut_to_the_layers_of_the_small_one(monkeypatch, mode):
+    assert parse(monkeypatch, mode, "--teacher", "bert-large-uncased").student_layers is None
+    assert parse(monkeypatch, mode, "--student", "mine").student_layers is None
+    args = parse(monkeypatch, mode, "--teacher", "mine", "--student-layers", "0,1")
+    assert (args.teacher, args.student_layers) == ("mine", "0,1")
+    if mode == "--benchmark":
+        assert parse(monkeypatch, mode, "--random-weights", "bert-large").student_layers is None
 
 
 # ---- runs
@@ -349,6 +359,73 @@ def test_dev_is_scored_after_each_epoch_by_default(run, models_folder, glue_fold
     ]
 
 
+def test_a_run_without_a_better_dev_score_takes_all_epochs(
+    call_main, models_folder, glue_folder, tmp_path
+):
+    """DSE's paper and code know no early stopping; --patience is for who wants it."""
+    out = tmp_path / "out"
+    command = ("--teacher-epochs", 4, "--teacher-lr", 1e-12, "--eval-steps", 0, "--teacher-only")
+    call_main(dse, *options(models_folder, glue_folder, out, *command))
+    dev = {entry["step"]: entry["dev"] for entry in read_log(out) if "dev" in entry}
+    assert list(dev) == [0, 10, 20, 30, 40]
+    assert len(set(dev.values())) == 1
+    stopped = tmp_path / "stopped"
+    call_main(dse, *options(models_folder, glue_folder, stopped, *command, "--patience", 2))
+    assert read_log(stopped)[-1]["step"] < 40
+
+
+@pytest.mark.slow
+def test_teacher_only_leaves_the_teacher_of_the_whole_run(
+    call_main, models_folder, glue_folder, tmp_path
+):
+    whole, alone, given = tmp_path / "whole", tmp_path / "alone", tmp_path / "given"
+    student = ("--student", models_folder / "bert")
+    expected = read_table(call_main(dse, *options(models_folder, glue_folder, whole, *student)))
+    command = options(models_folder, glue_folder, alone, *student, "--teacher-only")
+    scored = read_table(call_main(dse, *command))
+    assert [row[0] for row in scored[2:]] == ["teacher"]
+    assert scored[2] == expected[3][:-1]  # without the column of degradation
+    weights = "teacher/model.safetensors"
+    assert (alone / weights).read_bytes() == (whole / weights).read_bytes()
+    assert {entry["stage"] for entry in read_log(alone)} == {"teacher"}
+    assert not (alone / "model.safetensors").exists()
+    assert read_table(call_main(dse, *command, "--resume")) == scored
+    ready = ("--teacher", whole / "teacher", "--teacher-only")
+    assert read_table(call_main(dse, *options(models_folder, glue_folder, given, *ready))) == scored
+    assert read_log(given) == []
+
+
+def write_scores(folder, task, **means):
+    folder.mkdir()
+    rows = {name: {"mean": mean} for name, mean in means.items()}
+    (folder / glue.SCORES).write_text(json.dumps({task: rows}))
+
+
+def test_the_average_over_tasks_is_that_of_table_1(call_main, tmp_path):
+    """Numbers of the paper's Table 1, BERT-Large and alpha = 0.5; MRPC has a row more."""
+    teacher = dict(mnli=86.3, qqp=80.7, qnli=92.7, mrpc=87.35, stsb=87.05)
+    student = dict(mnli=80.65, qqp=77.7, qnli=86.0, mrpc=83.7, stsb=86.1)
+    runs = []
+    for task in teacher:
+        runs.append(tmp_path / task)
+        more = {"student before, cosine": 1.0} if task == "mrpc" else {}
+        write_scores(runs[-1], task, teacher=teacher[task], student=student[task], **more)
+    header, _, first, second = read_table(call_main(dse, "--average", *runs))
+    assert header == ["model", *teacher, "mean", "degradation %"]
+    assert (first[0], second[0]) == ("teacher", "student")
+    assert (first[-2], second[-2]) == ("86.82", "82.83")
+    assert second[-1] == "4.60"
+
+
+def test_a_run_writes_the_scores_of_its_table(call_main, models_folder, glue_folder, tmp_path):
+    out = tmp_path / "out"
+    command = ("--teacher-only", "--max-steps", 1)
+    printed = read_table(call_main(dse, *options(models_folder, glue_folder, out, *command)))
+    averaged = read_table(call_main(dse, "--average", out))
+    assert averaged[0] == ["model", "mrpc", "mean", "degradation %"]
+    assert averaged[2][1] == printed[2][-1]
+
+
 @pytest.mark.slow
 def test_a_fine_tuned_teacher_is_used_as_it_is_and_its_logits_are_cached(
     run, models_folder, glue_folder, tmp_path
@@ -415,6 +492,68 @@ def test_the_benchmark_prints_both_tables(run, models_folder):
     assert "934.00" in lines[2]
     assert "13594.00" in lines[3]
     assert lines[4].startswith("cross-encoder: 4 layers of 32")
+
+
+@pytest.mark.slow
+def test_the_benchmark_takes_a_shape_with_random_weights(call_main, tmp_path):
+    """As --random-weights bert-large does, with a small shape. All layers are kept."""
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=5, num_attention_heads=4, intermediate_size=64
+    )
+    config.save_pretrained(tmp_path)
+    lines = call_main(dse, "--benchmark", "--random-weights", tmp_path).splitlines()
+    assert "934.00" in lines[2]
+    assert lines[4].startswith("cross-encoder: 5 layers of 32")
+    assert lines[5].startswith("DSE's encoder: 5 layers of 32")
+    assert "weights are random" in lines[6]
+
+
+def test_bert_large_has_the_papers_shape(monkeypatch, tmp_path):
+    """24 layers (3.3) of 1,024 (3.4), 335 million parameters. Built without memory for them."""
+    built = []
+
+    def build(config):
+        built.append(config)
+        return transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12))
+
+    monkeypatch.setattr(transformers.AutoModel, "from_config", build)
+    dse.save_random_model("bert-large", tmp_path)
+    with torch.device("meta"):
+        model = transformers.BertModel(built[0])
+    assert len(model.encoder.layer) == 24
+    assert model.config.hidden_size == 1024
+    assert sum(value.numel() for value in model.parameters()) == 335_141_888
+    assert model.encoder.layer[0].attention.self.num_attention_heads == 16
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (("--random-weights", "bert-large"), "--random-weights: expected --benchmark with it"),
+        (
+            ("--benchmark", "--random-weights", "bert-large", "--teacher", "mine"),
+            "--teacher mine: expected none beside --random-weights",
+        ),
+        (
+            ("--benchmark", "--random-weights", "bert-huge"),
+            "--random-weights bert-huge: no such shape, expected bert-large, or a folder with",
+        ),
+        (("--benchmark", "--random-weights", "FEW_WORDS"), "a vocabulary of 99, expected 30522"),
+        (
+            ("--average", "none"),
+            "none/scores.json: no such file, expected the folder of a finished",
+        ),
+        (("--average", "RUN", "RUN"), "scores.json: another run of task mrpc, expected one for"),
+    ],
+)
+def test_what_is_done_instead_of_training_checks_its_arguments(
+    fails, tmp_path, arguments, expected
+):
+    transformers.BertConfig(vocab_size=99).save_pretrained(tmp_path / "words")
+    write_scores(tmp_path / "run", "mrpc", teacher=80.0)
+    folders = {"FEW_WORDS": tmp_path / "words", "RUN": tmp_path / "run"}
+    line = fails(dse, *[folders.get(argument, argument) for argument in arguments])
+    assert expected in line
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from test_retrieval import beir, without_two_words
+import torch
+from test_retrieval import beir, without_two_words, write_json_lines
 
 import common
 import eval_retrieval
@@ -32,46 +33,83 @@ def normalized(encoder, texts):
     return vectors
 
 
-def reciprocal_rank_by_loops(encoder, document, passages, queries):
-    """MRR@10 where passages i and i + 12 answer query i."""
-    vectors = normalized(document, passages)
+def reciprocal_rank_by_loops(embed, encoder, document, passages, queries, number):
+    """MRR@10 where passages i and i + 24 answer query i of 24; number: the type of a passage's."""
+    vectors = np.array(embed(document, passages)).astype(number).astype(float).tolist()
     total = 0
-    for i, query in enumerate(normalized(encoder, queries)):
-        cosines = [sum(a * b for a, b in zip(query, vector)) for vector in vectors]
-        best = np.argsort(-np.array(cosines))[:10].tolist()
-        ranks = [rank for rank, j in enumerate(best, 1) if j in (i, i + 12)]
+    for i, query in enumerate(embed(encoder, queries)):
+        similarities = [sum(a * b for a, b in zip(query, vector)) for vector in vectors]
+        best = np.argsort(-np.array(similarities))[:10].tolist()
+        ranks = [rank for rank, j in enumerate(best, 1) if j in (i, i + 24)]
         total += 1 / ranks[0] if ranks else 0
     return 100 * total / len(queries)
 
 
+def uneven_encoder(name, folder):
+    """Save a model with a random head, so that its embeddings differ in norm."""
+    encoder = load_encoder(name)
+    torch.manual_seed(0)
+    encoder.add_head(torch.nn.Linear(32, 32), torch.nn.Identity())
+    encoder.save(folder)
+    return folder
+
+
 def test_the_program_agrees_with_plain_loops(call_main, models_folder, tmp_path):
-    """With a gzipped corpus, with passages in two bytes, with a model of their own for passages."""
-    folder = beir(tmp_path / "beir")
+    """With a gzipped corpus, passages in two bytes, a model of their own for passages, [CLS], inner
+    products."""
+    folder = beir(tmp_path / "beir", queries=24)
     corpus = folder / "corpus.jsonl"
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes()))
     corpus.unlink()
     passages = demo.sentences(60)
-    queries = [without_two_words(text) for text in passages[:12]]
-    encoder = load_encoder(models_folder / "bert").eval()
+    queries = [without_two_words(text) for text in passages[:24]]
+    bert, uneven = models_folder / "bert", tmp_path / "uneven"
+    encoder = load_encoder(bert).eval()
     other = load_encoder(models_folder / "distilbert").eval()
+    scaled = load_encoder(uneven_encoder(bert, uneven)).eval()
+    cls = load_encoder(uneven, "cls").eval()
     settings = {
-        (): (encoder, 4),
-        ("--fp16",): (encoder, 2),
-        ("--document-model", models_folder / "distilbert"): (other, 4),
+        (bert,): (encoder, encoder, normalized, 4),
+        (bert, "--fp16"): (encoder, encoder, normalized, 2),
+        (bert, "--document-model", models_folder / "distilbert"): (encoder, other, normalized, 4),
+        (uneven,): (scaled, scaled, normalized, 4),
+        (uneven, "--similarity", "dot"): (scaled, scaled, common.encode_sentences, 4),
+        (uneven, "--pooling", "cls"): (cls, cls, normalized, 4),
     }
     report = tmp_path / "scores.json"
     found = set()
-    for more, (document, bytes_a_number) in settings.items():
-        options = ("--beir", folder, "--json", report, *more)
-        printed = call_main(eval_retrieval, models_folder / "bert", *options)
+    for more, (asked, document, embed, bytes_a_number) in settings.items():
+        printed = call_main(eval_retrieval, *more, "--beir", folder, "--json", report)
         (scores,) = json.loads(report.read_text()).values()
-        expected = reciprocal_rank_by_loops(encoder, document, passages, queries)
+        number = np.float16 if bytes_a_number == 2 else np.float32
+        expected = reciprocal_rank_by_loops(embed, asked, document, passages, queries, number)
         assert scores["MRR@10"] == pytest.approx(expected, abs=0.01)
         assert f"{scores['MRR@10']:.2f}" in printed
         assert scores["bytes"] == 32 * bytes_a_number
         assert scores["passages/s"] > 0
-        found.add(round(expected, 3))
-    assert len(found) == 2  # the other model for passages makes a difference
+        if bytes_a_number == 4:
+            found.add(round(expected, 3))
+    assert len(found) == 5  # each makes a difference
+
+
+def test_a_query_that_is_a_passage_does_not_find_itself(call_main, models_folder, tmp_path):
+    """As in ArguAna: the queries are passages, under the same ids, answered by the next nearest."""
+    folder = beir(tmp_path / "beir")
+    texts = demo.sentences(60)
+    vectors = normalized(load_encoder(models_folder / "bert").eval(), texts)
+    nearest = []
+    for i, query in enumerate(vectors[:12]):
+        cosines = [sum(a * b for a, b in zip(query, vector)) for vector in vectors]
+        nearest.append(max((j for j in range(60) if j != i), key=cosines.__getitem__))
+    report = tmp_path / "scores.json"
+    for prefix, expected in (("q", 50), ("d", 100)):
+        queries = [dict(_id=f"{prefix}{i}", text=texts[i]) for i in range(12)]
+        write_json_lines(folder / "queries.jsonl", queries)
+        lines = [f"{prefix}{i}\td{nearest[i]}\t1\n" for i in range(12)]
+        (folder / "qrels" / "test.tsv").write_text("".join(lines))
+        call_main(eval_retrieval, models_folder / "bert", "--beir", folder, "--json", report)
+        (scores,) = json.loads(report.read_text()).values()
+        assert scores["MRR@10"] == pytest.approx(expected)
 
 
 def test_bad_input_gets_one_line_and_status_2(fails, models_folder, tmp_path):

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 import common
+import distilface
 import eval_sts
 from support import demo
-from support.encoder import LayerPooling, load_encoder
+from support.encoder import POOLING_NAMES, LayerPooling, load_encoder, named_poolings
 
 # Measured with independent code; the first row agrees with the figures published for the model.
 REFERENCE = {
@@ -75,10 +78,27 @@ def test_own_pairs_several_models_one_row_each(run, models_folder, files, tmp_pa
         (["--demo", "--student-layers", "7"], "expected different ones of its layers 0 to 3"),
         (["--translations", "{}/b.tsv"], "b.tsv:2: 1 tab-separated columns"),
         (["--demo", "--json", "{}"], "expected a file that can be written"),
+        (["--demo", "--sets", "STS12"], "--sets: expected with SentEval's test sets"),
+        (["--pairs", "{}/a.tsv", "--sets", "STS12"], "--sets: expected with SentEval's test"),
+        (["--split", "dev", "--sets", "STS12"], "--sets: expected with SentEval's test sets"),
+        (["--sets", "STS12,STS17"], "--sets: 'STS12,STS17', expected some of STS12,STS13,STS14"),
+        (["--pairs", "{}/STS.input.x.txt"], "STS.input.x.txt: no scores, expected them in"),
+        (["--pairs", "{}/STS.input.y.txt"], "y.txt: 2 lines, expected 1 as in STS.gs.y.txt"),
+        (["--pairs", "{}/STS.input.z.txt"], "STS.gs.z.txt:2: score '6' is not a number from 0"),
+        (["--pairs", "{}/STS.input.same.txt"], "STS.gs.same.txt: expected two different scores"),
+        (
+            ["--demo", "--student-layers", "0,2", "--pooling", "avg_last4"],
+            "pooling avg_last4, expected one for 2 layers: mean, cls, avg, ",
+        ),
+        (["--demo", "--pooling", "last"], "argument --pooling: invalid choice: 'last'"),
     ],
 )
 def test_refusals(fails, models_folder, tmp_path, options, message):
     (tmp_path / "a.tsv").write_text("a\tb\t0.5\nc\td\t3\n")
+    for name, scores in dict(x=None, y="1\n", z="5\n6\n", same="1\n1\n").items():
+        (tmp_path / f"STS.input.{name}.txt").write_text("a\tb\nc\td\n")
+        if scores:
+            (tmp_path / f"STS.gs.{name}.txt").write_text(scores)
     (tmp_path / "b.tsv").write_text("a boy\tein Junge\na girl\n", "utf-8")
     options = [str(option).format(tmp_path) for option in options]
     assert message in fails(eval_sts, models_folder / "mean", *options)
@@ -87,6 +107,95 @@ def test_refusals(fails, models_folder, tmp_path, options, message):
 def test_refused_models(fails, tmp_path):
     assert "expected a complete model" in fails(eval_sts, tmp_path, "--demo")
     assert "MODEL" in fails(eval_sts)
+
+
+@pytest.mark.parametrize("depth", range(1, 13))
+def test_the_names_of_poolings_are_distilfaces(depth):
+    """support/encoder.py and distilface.py are written apart. Of a single layer distilface.py
+    calls the mean over it "mean"."""
+    ours = named_poolings(depth)
+    for name in distilface.POOLINGS:
+        try:
+            theirs = distilface.encoder_pooling(name, depth)
+        except ValueError:
+            assert name not in ours
+            continue
+        if depth > 1 or theirs != "mean":
+            assert ours[name] == theirs
+        assert name in ours
+    assert set(POOLING_NAMES) == {*distilface.POOLINGS, "concat_last4_no_cls", "pooler"}
+
+
+@pytest.mark.parametrize("name", ["avg_first_last", "max_last2", "concat_last4", "cls"])
+@pytest.mark.parametrize("folder", ["bert", "pooler"])
+def test_a_model_is_read_by_any_pooling_whatever_its_folder_states(
+    call_main, models_folder, files, tmp_path, folder, name
+):
+    given = ("--pairs", files / "dev.tsv", "--pooling", name, "--json", tmp_path / "scores.json")
+    call_main(eval_sts, models_folder / folder, *given)
+    (report,) = json.loads((tmp_path / "scores.json").read_text()).values()
+    encoder = load_encoder(models_folder / "bert").eval()
+
+    def encode(input_ids, attention_mask):
+        states = encoder.model(input_ids, attention_mask, output_hidden_states=True).hidden_states
+        return distilface.pool(states, attention_mask, name)
+
+    pairs = common.read_scored_pairs(files / "dev.tsv")
+    sides = [common.Tokens(encoder, list(side)) for side in (pairs.first, pairs.second)]
+    first, second = (common.encode(encode, tokens, "cpu") for tokens in sides)
+    cosine = (first * second).sum(1) / np.linalg.norm(first, axis=1)
+    cosine = cosine / np.linalg.norm(second, axis=1)
+    expected = 100 * spearmanr(cosine, pairs.scores).statistic
+    assert report["spearman"]["dev"] == pytest.approx(expected, abs=0.02)
+    assert report["dense_heads"] == 0
+
+
+def write_sts_2017(folder, gold_folder, pairs):
+    """Track 5 of STS-2017, with a byte order mark as a Windows editor leaves it."""
+    lines = [f"{first}\t{second}\r\n" for first, second in zip(pairs.first, pairs.second)]
+    folder.mkdir()
+    path = folder / "STS.input.track5.en-en.txt"
+    path.write_text("\ufeff" + "".join(lines), "utf-8")
+    gold_folder.mkdir(exist_ok=True)
+    scores = "".join(f"{score}\n" for score in pairs.scores)
+    (gold_folder / "STS.gs.track5.en-en.txt").write_text(scores)
+    return path
+
+
+@pytest.mark.parametrize("gold_folder", ["STS2017.eval.v1.1", "STS2017.gs"])
+def test_sts_2017_is_read_with_its_scores(call_main, models_folder, tmp_path, gold_folder):
+    pairs = demo.scored_pairs(30, seed=5)
+    path = write_sts_2017(tmp_path / "STS2017.eval.v1.1", tmp_path / gold_folder, pairs)
+    write_rows(tmp_path / "three.tsv", zip(*pairs))
+    given = ("--pairs", path, "--pairs", tmp_path / "three.tsv")
+    output = call_main(eval_sts, models_folder / "mean", *given)
+    header, _, row = [line.split("|")[2:-1] for line in output.splitlines()]
+    assert [cell.strip() for cell in header] == ["track5.en-en", "three", "avg"]
+    assert row[0].strip() == row[1].strip()
+    expected = common.spearman(load_encoder(models_folder / "mean"), {"mine": pairs})["mine"]
+    assert float(row[0]) == pytest.approx(expected, abs=0.006)
+
+
+def test_pairs_of_a_task_without_a_score_are_left_out(tmp_path):
+    (tmp_path / "STS.input.a.txt").write_text("a\tb\nc\td\te\nf\tg\n")
+    (tmp_path / "STS.gs.a.txt").write_text("1\n\n3.5\n")
+    name, pairs = eval_sts.read_own_pairs(tmp_path / "STS.input.a.txt", 0, 5)
+    assert name == "a"
+    assert pairs == (("a", "f"), ("b", "g"), (1.0, 3.5))
+
+
+def test_some_sets_have_an_average_of_their_own(monkeypatch, call_main, models_folder):
+    sets = {name: demo.scored_pairs(30, seed) for seed, name in enumerate(eval_sts.TEST_SETS)}
+    monkeypatch.setattr(eval_sts, "resolve", lambda name: name)
+    monkeypatch.setattr(eval_sts, "read_sts", lambda folder, split: sets)
+    five = ["STS12", "STS13", "STS14", "STS15", "STS-B"]  # DistilFACE's Table 2
+    output = call_main(eval_sts, models_folder / "mean", "--sets", ",".join(five))
+    header, _, row = [line.split("|")[2:-1] for line in output.splitlines()]
+    assert [cell.strip() for cell in header] == [*five, "avg"]
+    scores = common.spearman(load_encoder(models_folder / "mean"), sets)
+    mean = sum(scores[name] for name in five) / 5
+    assert float(row[-1]) == pytest.approx(mean, abs=0.006)
+    assert mean != pytest.approx(scores["avg"], abs=0.05)
 
 
 def test_the_report_states_a_pooling_over_layers(models_folder):

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold
@@ -258,8 +259,13 @@ class RelatednessInNumpy:
     def pearson(self, x, y):
         return 100 * np.corrcoef(self.probabilities(x) @ np.arange(1, 6), y)[0, 1]
 
+    def spearman(self, x, y):
+        """Pearson of the ranks."""
+        predicted = self.probabilities(x) @ np.arange(1, 6)
+        return 100 * np.corrcoef(predicted.argsort().argsort(), rankdata(y))[0, 1]
+
     def train(self, x, y):
-        """-> the test score that counts, the number of epochs."""
+        """-> the test scores that count, the number of epochs."""
         target = spread(y["train"])
         idle, best, test, epochs = 0, -1, None, 0
         while idle < 4 and epochs <= 1000:
@@ -270,7 +276,7 @@ class RelatednessInNumpy:
             dev = self.pearson(x["dev"], y["dev"])
             if dev > best:
                 best = dev
-                test = self.pearson(x["test"], y["test"])
+                test = self.pearson(x["test"], y["test"]), self.spearman(x["test"], y["test"])
             else:
                 idle += 1
         return test, epochs
@@ -459,8 +465,10 @@ def test_the_script_scores_every_task_that_is_there(senteval, models_folder, run
     done = run("eval_transfer.py", *models, *options, "--json", output)
     assert done.returncode == 0, done.stderr
     for row in json.loads(output.read_text()).values():
-        columns = {*eval_transfer.TASKS, "MRPC F1", "avg", "encoding, s", "in all, s"}
+        more = ("MRPC F1", "SICK-R Spearman", "STS-B Spearman")
+        columns = {*eval_transfer.TASKS, *more, "avg", "avg of 10", "encoding, s", "in all, s"}
         assert set(row) == columns
+        assert row["STS-B"] != row["STS-B Spearman"]
         names = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
         averaged = [row[task] for task in names]
         assert row["avg"] == pytest.approx(np.mean(averaged))
@@ -473,6 +481,42 @@ def test_the_script_scores_every_task_that_is_there(senteval, models_folder, run
     assert done.returncode == 0, done.stderr
     assert "SICK-R" in done.stdout
     assert "SNLI" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "row, expected",
+    [
+        ((82.5, 87.7, 94.0, 90.9, 83.2, 93.0, 84.4, 78.6, 88.8, 87.8, 78.9, 78.6), 86.8),
+        ((83.6, 90.2, 93.6, 89.8, 91.0, 91.8, 83.8, 77.9, 85.6, 86.7, 70.7, 71.4), 86.4),
+        ((83.5, 88.8, 95.5, 89.1, 87.1, 93.2, 83.5, 76.4, 83.8, 82.2, 68.4, 68.3), 85.1),
+    ],
+)
+def test_the_average_of_10_is_that_of_dses_table_2(row, expected):
+    """GenSen, DSE and BERT-Large as the paper prints them."""
+    names = "MR,CR,SUBJ,MPQA,SST-2,TREC,MRPC F1,MRPC,SICK-R,SICK-E,STS-B,STS-B Spearman"
+    scores = dict(zip(names.split(","), row))
+    averages = eval_transfer.averages(scores)
+    assert averages["avg of 10"] == pytest.approx(expected, abs=0.06)  # the row is rounded
+    seven = [scores[name] for name in eval_transfer.AVERAGE]
+    assert averages["avg"] == pytest.approx(np.mean(seven))
+    del scores["SICK-E"]
+    assert list(eval_transfer.averages(scores)) == ["avg"]
+    del scores["MR"]
+    assert eval_transfer.averages(scores) == {}
+
+
+@pytest.mark.parametrize("name, layers", [("avg_last2", 1), ("concat_last4_no_cls", 4)])
+def test_every_pooling_can_be_scored(senteval, models_folder, monkeypatch, call_main, name, layers):
+    found = []
+
+    def score(task, splits, embed, k):
+        found.append(embed(["."]).shape)
+        return {task: 50.0}
+
+    monkeypatch.setattr(eval_transfer, "score", score)
+    given = ("--senteval", senteval, "--tasks", "CR", "--pooling", name)
+    call_main(eval_transfer, models_folder / "bert", *given)
+    assert found == [(1, 32 * layers)]
 
 
 def test_fast_is_five_folds(senteval, models_folder, monkeypatch):

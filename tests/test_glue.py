@@ -26,6 +26,7 @@ def nli_folder(tmp_path):
     write_nli(tmp_path / "MNLI" / "dev_matched.tsv", ["entailment"])
     write_nli(tmp_path / "MNLI" / "dev_mismatched.tsv", ["contradiction"])
     write_nli(tmp_path / "SNLI" / "train.tsv", ["contradiction"])
+    write_nli(tmp_path / "SNLI" / "dev.tsv", ["contradiction", "-"])
     write_nli(tmp_path / "SNLI" / "test.tsv", ["neutral", "neutral"])
     return tmp_path
 
@@ -45,6 +46,8 @@ def test_allnli_joins_mnli_and_snli(nli_folder):
     assert sets["train"].labels.tolist() == [1, 2, 0]
     assert sets["train"].second == ["He's in train.tsv"] * 3
     assert len(sets["snli"].first) == 2
+    assert sets["dev"].labels.tolist() == [0, 2]  # of both, as in the authors' code
+    assert sets["matched"].labels.tolist() == [0]
 
 
 def test_a_test_set_without_labels_is_left_out(tmp_path):
@@ -59,13 +62,42 @@ def test_a_test_set_without_labels_is_left_out(tmp_path):
     assert sets["dev"].labels.tolist() == [1]
 
 
-def test_only_qqps_broken_rows_are_skipped(tmp_path):
+def test_only_qqps_broken_rows_are_skipped(tmp_path, capsys):
     path = tmp_path / "train.tsv"
     path.write_text("question1\tquestion2\tis_duplicate\nA\nA?\tB?\t1\n")
     assert glue.read_pairs(path, "qqp").first == ["A?"]
+    assert capsys.readouterr().err.endswith("rows left out, without two questions: 1\n")
     path.write_text("sentence1\tsentence2\tscore\nA\nA?\tB?\t1\n")
     with pytest.raises(common.DataError, match="train.tsv:2: 1 tab-separated columns, expected 3"):
         glue.read_pairs(path, "stsb")
+
+
+def test_qqps_rows_with_an_empty_question_are_skipped_and_counted(tmp_path, capsys):
+    """GLUE's train.tsv has such rows: "How can I develop android app?" beside nothing."""
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    rows = ["1\t2\t3\tA?\tB?\t1\n", "1\t2\t3\tA?\t\t0\n", "1\t2\t3\t \tB?\t0\n", "1\t2\t3\tA\n"]
+    path = tmp_path / "train.tsv"
+    path.write_text(header + "".join(rows))
+    pairs = glue.read_pairs(path, "qqp")
+    assert (pairs.first, pairs.second, pairs.labels.tolist()) == (["A?"], ["B?"], [1])
+    printed = capsys.readouterr().err
+    assert printed == f"{path}: rows left out, without two questions: 3\n"
+    path.write_text(header + rows[0])
+    glue.read_pairs(path, "qqp")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_hubs_rows_of_qqp_with_an_empty_question_too(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"text1": "A?", "text2": "", "label": 0}\n'
+        '{"text1": null, "text2": "B?", "label": 0}\n'
+        '{"text1": "A?", "text2": "B?", "label": 0}\n'
+    )
+    assert glue.read_pairs(path, "qqp").first == ["A?"]
+    assert "without two questions: 2" in capsys.readouterr().err
+    with pytest.raises(common.DataError, match="a.jsonl:1: label '0' and an empty sentence"):
+        glue.read_pairs(path, "mrpc")
 
 
 def test_the_hubs_json_lines_are_read(tmp_path):
@@ -225,3 +257,14 @@ def test_degradation_is_the_share_of_the_teachers_mean_that_is_lost():
     glue.add_degradation(scores, of="teacher")
     assert scores["teacher"]["degradation %"] == 0
     assert scores["student"]["degradation %"] == pytest.approx(5)
+
+
+def test_the_average_over_tasks_has_the_rows_that_every_task_has():
+    mrpc = {"before": {"mean": 50.0}, "teacher": {"mean": 80.0}, "student": {"mean": 76.0}}
+    qnli = {"teacher": {"mean": 90.0}, "student": {"mean": 77.0}}
+    result = glue.average({"mrpc": mrpc, "qnli": qnli})
+    assert list(result) == ["teacher", "student"]
+    student = {"mrpc": 76, "qnli": 77, "mean": 76.5, "degradation %": pytest.approx(10)}
+    assert result["student"] == student
+    no_teacher = glue.average({"mrpc": {"student": {"mean": 76.0}}})
+    assert no_teacher == {"student": {"mrpc": 76, "mean": 76}}

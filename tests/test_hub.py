@@ -180,6 +180,23 @@ def test_sts_nli_and_wiki_are_downloaded_once(ask, hub):
     assert downloads(hub) == before
 
 
+def test_a_data_set_is_downloaded_by_its_name(ask, hub):
+    """OWNER/NAME where it has one file of data, OWNER/NAME:FILE where it has several."""
+    lines = b"A boy plays.\nA cook eats.\n"
+    about = {"README.md": b"about it", ".gitattributes": b""}
+    hub.repositories["datasets/ffgcc/NEWS5M"] = about | {"news5m.en": lines}
+    hub.repositories["datasets/some/two"] = about | {"a.txt": lines, "b/c.txt": lines * 2}
+    read = 'len(common.read_sentences(common.resolve("{}")))'
+    assert ask(read.format("ffgcc/NEWS5M")) == (0, "2")
+    assert ask(read.format("some/two:b/c.txt")) == (0, "4")
+    status, line = ask(read.format("some/two"))
+    assert status == 2
+    assert line == "error: some/two: 2 files (a.txt, b/c.txt); expected some/two:FILE"
+    status, line = ask(read.format("some/none"))
+    assert status == 2
+    assert "huggingface.co/datasets/some/none" in line
+
+
 def test_a_model_is_downloaded_with_its_pooling(ask, hub):
     how = "(lambda e: (e.pooling, e.normalize, e.dimension))"
     encoder = 'support.encoder.load_encoder("someone/model")'
@@ -266,6 +283,6 @@ def test_beir_is_downloaded(ask, hub):
     hub.repositories["datasets/BeIR/small-qrels"] = {"test.tsv": qrels}
     module = "support.retrieval"
     name = '"BeIR/small"'
-    read = f'{module}.read_qrels({name}, "test", {module}.read_queries({name}))'
-    assert ask(read, module) == (0, "({'1': {1: 1}}, 2)")
+    read = f'{module}.read_judged({name}, "test", {module}.read_queries({name}))[0].qrels'
+    assert ask(read, module) == (0, "[{1: 1}]")
     assert ask(f"list({module}.passages({name}))", module) == (0, "[['A boy.', 'T Rain.']]")

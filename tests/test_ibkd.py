@@ -15,12 +15,12 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from safetensors import safe_open
-from test_retrieval import beir
+from test_retrieval import training_folder
 
 import common
 import ibkd
-from support import demo
-from support.encoder import load_encoder
+from support import demo, retrieval_training
+from support.encoder import LayerPooling, load_encoder
 
 KERNELS = ("rbf", "imq", "linear")
 
@@ -199,14 +199,33 @@ def test_without_a_teacher_there_is_no_w(models_folder):
 
 
 def test_the_projection_is_equation_11(models_folder):
+    """It stands behind S, which stays as it was, and becomes the encoder's embedding."""
+    for name in ("cls", "mean"):
+        encoder = load_encoder(models_folder / name).eval()
+        batch = common.Tokens(encoder, demo.sentences(4)).batch(np.arange(4))
+        expected = encoder(*batch)
+        student = ibkd.Student(encoder)
+        ibkd.add_projection(student, 16)
+        (head,) = encoder.heads
+        assert student.mapping is head.linear
+        assert encoder.dimension == 16
+        assert head.linear.weight.shape == (16, 32)
+        _, s = student(*batch)
+        assert torch.allclose(s, expected, atol=1e-6)
+        projected = expected @ head.linear.weight.T
+        if encoder.normalize:
+            projected = projected / projected.norm(dim=1, keepdim=True)
+        assert torch.allclose(encoder(*batch), projected, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 4, -2])
+def test_x_is_the_mean_of_a_layer(models_folder, layer):
     encoder = load_encoder(models_folder / "cls").eval()
-    batch = common.Tokens(encoder, demo.sentences(4)).batch(np.arange(4))
-    s = encoder(*batch)
-    ibkd.add_projection(encoder, 16)
-    (head,) = encoder.heads
-    assert encoder.dimension == 16
-    assert head.linear.weight.shape == (16, 32)
-    assert torch.allclose(encoder(*batch), s @ head.linear.weight.T, atol=1e-6)
+    input_ids, mask = common.Tokens(encoder, demo.sentences(4)).batch(np.arange(4))
+    x, _ = ibkd.Student(encoder, input_layer=layer)(input_ids, mask)
+    states = encoder.model(input_ids, mask, output_hidden_states=True).hidden_states
+    for row, length in enumerate(mask.sum(dim=1).tolist()):
+        assert torch.allclose(x[row], states[layer][row, :length].mean(dim=0), atol=1e-6)
 
 
 def test_texts_are_embedded_in_parts_and_come_back_in_their_order(models_folder, monkeypatch):
@@ -214,10 +233,12 @@ def test_texts_are_embedded_in_parts_and_come_back_in_their_order(models_folder,
     encoder = load_encoder(models_folder / "cls").eval()
     tokens = common.Tokens(encoder, demo.sentences(20))
     wanted = np.array([7, 0, 19, 7, 12, 3, 4, 15])
-    result = ibkd.embed_by_length(ibkd.Student(encoder).eval(), tokens, wanted, "cpu")
+    student = ibkd.Student(encoder).eval()
+    inputs, embeddings = ibkd.embed_by_length(student, tokens, wanted, "cpu")
     for row, text in enumerate(wanted):
-        alone = encoder(*tokens.batch(np.array([text])))[0]
-        assert (result[row] - alone).abs().max() < 1e-5
+        x, s = student(*tokens.batch(np.array([text])))
+        assert (inputs[row] - x[0]).abs().max() < 1e-5
+        assert (embeddings[row] - s[0]).abs().max() < 1e-5
 
 
 # ---- settings
@@ -233,6 +254,9 @@ def test_table_1_and_defaults_are_the_papers(monkeypatch):
     assert (args.gamma, args.beta1, args.beta2) == (0.5, 1.0, 0.5)
     assert (args.hard_negatives, args.kernel) == (8, "rbf")
     assert (args.hsic_vectors, args.patience, args.max_length) == ("raw", 0, 128)
+    assert (args.hsic_layer, args.hsic_texts) == (0, "anchor")
+    assert (args.test_split, args.dev_queries, args.negatives) == ("test", 2000, None)
+    assert (args.similarity, args.teacher_similarity) == ("cosine", "cosine")
     assert (args.lr, args.batch_size, args.epochs, args.temperature) == (1e-4, 256, 10, 0.1)
     assert (args.finetune_lr, args.finetune_batch_size) == (3e-5, 256)
     assert (args.finetune_epochs, args.finetune_temperature) == (3, 0.05)
@@ -240,6 +264,13 @@ def test_table_1_and_defaults_are_the_papers(monkeypatch):
     assert (args.lr, args.batch_size, args.epochs, args.temperature) == (1, 128, 3, 0.1)
     assert (args.finetune_lr, args.finetune_batch_size) == (1e-5, 128)
     assert (args.finetune_epochs, args.finetune_temperature) == (7, 0.05)
+
+
+def test_the_teacher_is_compared_as_the_student_unless_it_is_said(monkeypatch):
+    args = parse(monkeypatch, "--similarity", "dot")
+    assert (args.similarity, args.teacher_similarity) == ("dot", "dot")
+    args = parse(monkeypatch, "--teacher-similarity", "dot")
+    assert (args.similarity, args.teacher_similarity) == ("cosine", "dot")
 
 
 def test_the_learning_rate_falls_from_its_peak_to_zero():
@@ -269,6 +300,7 @@ def metrics(folder):
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for entry in entries:
         entry.pop("sentences_per_second", None)
+        entry.pop("peak_memory_mb", None)
     return entries
 
 
@@ -330,26 +362,9 @@ def test_a_run_leaves_the_best_student(call_main, models_folder, files, tmp_path
     assert np.abs(theirs - ours).max() < 1e-5
 
 
-@pytest.mark.slow
-def test_a_kept_mapping_matches_the_teachers_index(call_main, models_folder, files, tmp_path):
-    """Stage 1 with W kept moves the student's own embedding towards the teacher's."""
-    more = ("--stage", "distill", "--student", models_folder / "bert", "--keep-mapping")
-    more += ("--epochs", 20)
-    call_main(ibkd, *options(models_folder, files, tmp_path / "out", "wide", *more))
-    sentences = demo.sentences(300)
-    similarities = []
-    for name in (tmp_path / "out", models_folder / "wide"):
-        vectors = common.encode_sentences(load_encoder(name).eval(), sentences)
-        similarities.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-    nearest = (similarities[0] @ similarities[1].T).argmax(axis=1)
-    assert (nearest == np.arange(300)).mean() > 0.2  # 0.003 by chance
-
-
 @pytest.fixture
 def search_folder(tmp_path):
-    folder = beir(tmp_path / "beir", 200, 60)
-    (folder / "qrels" / "train.tsv").write_text((folder / "qrels" / "test.tsv").read_text())
-    return folder
+    return training_folder(tmp_path / "beir", 200, 60)
 
 
 @pytest.mark.slow
@@ -372,43 +387,132 @@ def test_a_retrieval_run(call_main, models_folder, search_folder, tmp_path):
     assert table_rows(check)[str(tmp_path / "out")][0] == table[after[1]][1]
 
 
-def test_the_teacher_mines_the_negatives_of_a_retrieval_task(
-    monkeypatch, models_folder, search_folder
-):
-    more = ("--task", "dr", "--beir", search_folder, "--hard-negatives", 3, "--skip-test")
+def read_task(monkeypatch, models_folder, search_folder, stages, *more):
+    """-> Task, and a teacher whose embeddings differ in norm."""
+    more = ("--task", "dr", "--beir", search_folder, "--hard-negatives", 3, *more)
     args = parse(monkeypatch, *more)
+    encoder = load_encoder(models_folder / "bert").eval()
     teacher = load_encoder(models_folder / "wide").eval()
-    task = ibkd.retrieval_task(args, teacher)
-    vectors = common.encode_sentences(teacher, demo.sentences(200) + task.anchors).tolist()
-    assert task.texts[:200] == task.others == demo.sentences(200)
-    assert len(task.anchors) == 2 * 54  # of 60 queries six are for dev; each has two positives
-    assert task.hard_negatives.shape == (108, 3)
+    torch.manual_seed(0)
+    teacher.add_head(torch.nn.Linear(48, 48), torch.nn.Identity())
+    return ibkd.retrieval_task(encoder, teacher, stages, args), teacher
+
+
+def dot(u, v):
+    return sum(a * b for a, b in zip(u, v))
+
+
+def rows_of(tokens):
+    """The token numbers of each text."""
+    return [tuple(ids) for ids in np.split(tokens.ids, tokens.starts[1:-1])]
+
+
+@pytest.mark.parametrize("value", [cosine, dot])
+def test_the_teacher_mines_the_negatives_of_a_retrieval_task(
+    monkeypatch, models_folder, search_folder, value
+):
+    more = ("--skip-test", "--teacher-similarity", value.__name__)
+    task, teacher = read_task(monkeypatch, models_folder, search_folder, ("finetune",), *more)
+    assert task.evaluation.similarity == "cosine"
+    assert task.teacher_evaluation.similarity == value.__name__
+    labels = task.labels()
+    assert labels.tokens is task.tokens
+    assert len(labels.tokens) == 254  # of 60 queries six are for dev
+    assert len(labels.anchors) == 2 * 54  # each has two positives
+    assert labels.hard_negatives.shape == (108, 3)
+    texts = [query["text"] for query in read_json_lines(search_folder / "queries.jsonl")]
+    queries = [text for i, text in enumerate(texts, 1) if i % 10]
+    expected = rows_of(common.Tokens(teacher, demo.sentences(200) + queries))
+    assert rows_of(labels.tokens) == expected
+    vectors = common.encode_sentences(teacher, demo.sentences(200) + queries).tolist()
     for row in (0, 1, 50, 107):
-        query = vectors[200 + row]
-        own = {task.positives[i] for i in range(108) if task.anchors[i] == task.anchors[row]}
+        query = vectors[labels.anchors[row]]
+        own = set(labels.positives[labels.anchors == labels.anchors[row]].tolist())
         assert len(own) == 2
-        cosines = [cosine(query, passage) for passage in vectors[:200]]
-        others = [i for i in np.argsort([-value for value in cosines]) if i not in own]
-        assert task.hard_negatives[row].tolist() == others[:3]
+        values = [value(query, passage) for passage in vectors[:200]]
+        others = [i for i in np.argsort([-value for value in values]) if i not in own]
+        assert labels.hard_negatives[row].tolist() == others[:3]
+
+
+def read_json_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_negatives_are_mined_only_for_stage_2_and_read_where_they_are_given(
+    monkeypatch, models_folder, search_folder, tmp_path
+):
+    path = tmp_path / "negatives.tsv"
+    more = ("--skip-test", "--negatives", path)
+    with monkeypatch.context() as patch:
+        patch.setattr(retrieval_training, "cached_negatives", None)
+        read_task(monkeypatch, models_folder, search_folder, ("distill",), *more)
+        assert not path.exists()
+    task, _ = read_task(monkeypatch, models_folder, search_folder, ("distill", "finetune"), *more)
+    assert not path.exists()
+    mined = task.labels()
+    assert path.read_text().count("\n") == 54
+    monkeypatch.setattr(retrieval_training, "cached_negatives", None)
+    lines = path.read_text().splitlines()
+    lines[0] = "q0\td101\td102\td103"
+    path.write_text("\n".join(lines) + "\n")
+    task, _ = read_task(monkeypatch, models_folder, search_folder, ("finetune",), *more)
+    read = task.labels()
+    assert read.hard_negatives[:2].tolist() == [[101, 102, 103]] * 2
+    assert read.hard_negatives[2:].tolist() == mined.hard_negatives[2:].tolist()
+
+
+def test_no_text_is_tokenized_twice(monkeypatch, models_folder, search_folder):
+    """Teacher and student have one tokenizer here; both stages use the same tokens."""
+    made = []
+    make = common.Tokens
+
+    def count_tokens(encoder, texts, limit):
+        made.append(len(texts))
+        return make(encoder, texts, limit)
+
+    monkeypatch.setattr(retrieval_training, "Tokens", count_tokens)
+    task, teacher = read_task(monkeypatch, models_folder, search_folder, ("distill", "finetune"))
+    task.labels()
+    for _ in range(3):
+        task.evaluation.dev_score(teacher)
+        task.teacher_evaluation.dev_score(load_encoder(models_folder / "bert"))
+    assert made == [254, 6, 200]
+    assert task.tokens is task.teacher_tokens
+
+
+def test_the_test_queries_are_those_of_the_split(monkeypatch, models_folder, search_folder):
+    judged = "query-id\tcorpus-id\tscore\nq7\td3\t1\nq8\td4\t1\n"
+    (search_folder / "qrels" / "dev.tsv").write_text(judged)
+    more = (("--test-split", "dev"), (), ("--skip-test",))
+    counts = []
+    for option in more:
+        task, _ = read_task(monkeypatch, models_folder, search_folder, ("distill",), *option)
+        counts.append(task.evaluation.test and len(task.evaluation.test.names))
+    assert counts == [2, 60, None]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("of", ["anchor", "all"])
 def test_stage_2_compares_each_anchor_with_its_own_positive_and_negative(
-    call_main, models_folder, files, tmp_path
+    call_main, models_folder, files, tmp_path, of
 ):
     """One batch of all 100 triplets, no dropout, hardly any learning: the loss that is logged is
-    that of the embeddings, with the texts in their own order."""
+    that of the embeddings, with the texts in their own order. HSIC is of S before the projection,
+    of the anchors or of all texts."""
     still = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = transformers.AutoModel.from_pretrained(models_folder / "bert", **still)
     model.save_pretrained(tmp_path / "still")
     tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
     tokenizer.save_pretrained(tmp_path / "still")
     more = ("--stage", "finetune", "--student", tmp_path / "still", "--max-steps", 1)
-    more += ("--finetune-batch-size", 100, "--finetune-lr", 1e-30)
+    more += ("--finetune-batch-size", 100, "--finetune-lr", 1e-30, "--dim", 16)
+    more += ("--hsic-texts", of, "--hsic-layer", -2, "--beta2", 2)
     call_main(ibkd, *options(models_folder, files, tmp_path / "out", "mean", *more))
-    logged = metrics(tmp_path / "out")[-1]["info_nce"]
+    logged = metrics(tmp_path / "out")[-1]
 
-    encoder = load_encoder(tmp_path / "still").eval()
+    still = load_encoder(tmp_path / "still").eval()
+    encoder = load_encoder(tmp_path / "out").eval()
+    assert encoder.dimension == 16
     triplets = common.read_triplets(files / "triplets.csv")
     assert len({len(text.split()) for row in triplets for text in row}) > 3
     sides = [common.encode_sentences(encoder, side).tolist() for side in zip(*triplets)]
@@ -417,7 +521,19 @@ def test_stage_2_compares_each_anchor_with_its_own_positive_and_negative(
     for i, (anchor, negative) in enumerate(zip(anchors, negatives)):
         powers = [math.exp(cosine(anchor, other) / 0.05) for other in [*positives, negative]]
         total -= math.log(powers[i] / sum(powers)) / len(anchors)
-    assert logged == pytest.approx(total, rel=1e-4)
+    assert logged["info_nce"] == pytest.approx(total, rel=1e-4)
+
+    texts = [text for side in zip(*triplets) for text in side]
+    x = common.encode_sentences(load_encoder(tmp_path / "still", layer_3()).eval(), texts)
+    s = common.encode_sentences(still, texts)
+    count = 100 if of == "anchor" else 300
+    grams = [ibkd.gram_matrix(torch.from_numpy(z[:count]), "rbf", 0.5) for z in (x, s)]
+    assert logged["hsic"] == pytest.approx(2 * ibkd.hsic(*grams).item(), rel=1e-3)
+
+
+def layer_3():
+    """The mean of the tokens in the last layer but one of four."""
+    return LayerPooling((3,), "mean", False)
 
 
 @pytest.mark.slow
@@ -493,6 +609,10 @@ INVALID = {
     "gamma": (("--gamma", 0), "--gamma: '0' is not a number above 0"),
     "kernel": (("--kernel", "poly"), "--kernel: invalid choice: 'poly'"),
     "device": (("--device", "gpu"), "--device gpu"),
+    "similarity": (("--similarity", "l2"), "--similarity: invalid choice: 'l2'"),
+    "layer": (("--hsic-layer", 3), "--hsic-layer 3: expected a layer of the student, from -3 to 2"),
+    "layer below": (("--hsic-layer", -4), "--hsic-layer -4: expected a layer"),
+    "one a batch": (("--batch-size", 1), "--batch-size 1: expected 2 or more, to have negatives"),
     "objective": (("--objective", "crd"), "baselines.py --method crd"),
     "objective mse": (("--objective=mse",), "--protocol ibkd --reduction mean"),
     "objective ckd": (("--objective", "ckd"), "CKD is --beta1 0 --beta2 0"),
@@ -509,6 +629,16 @@ def test_invalid_options_get_one_line_and_status_2(fails, models_folder, files, 
     assert not out.exists()
 
 
+def test_one_sentence_has_no_negatives(fails, models_folder, files, tmp_path):
+    """Stage 1 contrasts within the batch; stage 2 has hard negatives."""
+    out = tmp_path / "out"
+    (tmp_path / "one.txt").write_text("A boy.\n")
+    base = options(models_folder, files, out, "mean", "--student-layers", "0,2")
+    line = fails(ibkd, *base, "--train", tmp_path / "one.txt")
+    assert "1 text to train on, expected 2 or more, to have negatives" in line
+    assert not out.exists()
+
+
 def test_invalid_retrieval_data_gets_one_line_and_status_2(
     fails, models_folder, files, search_folder, tmp_path
 ):
@@ -516,6 +646,12 @@ def test_invalid_retrieval_data_gets_one_line_and_status_2(
     base = options(models_folder, files, out, "mean", "--student-layers", "0,2")
     base += ("--task", "dr", "--beir", search_folder, "--skip-test")
     assert "too few for 200 hard negatives" in fails(ibkd, *base, "--hard-negatives", 200)
+    missing = ("--negatives", tmp_path / "nowhere" / "negatives.tsv")
+    assert "no such file, and no folder to write it to" in fails(ibkd, *base, *missing)
+    (tmp_path / "negatives.tsv").write_text("q0\td1\td2\n")
+    line = fails(ibkd, *base, "--negatives", tmp_path / "negatives.tsv")
+    assert "negatives.tsv:1: 2 passage-ids, expected a query-id and 8 passage-ids or more" in line
+    assert "qrels/none.tsv: no such file" in fails(ibkd, *base[:-1], "--test-split", "none")
     path = search_folder / "qrels" / "train.tsv"
     qrels = path.read_text()
     path.write_text("\n".join(qrels.splitlines()[:4]) + "\n")

@@ -11,9 +11,11 @@ import pytest
 import torch
 from conftest import ROOT
 
+import common
 from common import DataError
-from support import demo, retrieval
+from support import demo, retrieval, retrieval_training
 from support.encoder import load_encoder
+from support.retrieval import NONE, JudgedQueries
 
 
 def beir(folder, passages=60, queries=12):
@@ -42,6 +44,16 @@ def write_json_lines(path, rows):
 
 def without_two_words(text):
     return " ".join(text.split()[2:])
+
+
+def judge(texts, qrels, own=None):
+    """Queries with these texts or names."""
+    return JudgedQueries(texts, texts, qrels, own or [NONE] * len(qrels))
+
+
+def read(folder, split="test"):
+    judged, _ = retrieval.read_judged(folder, split, retrieval.read_queries(folder))
+    return judged
 
 
 def unit_rows(count, dimension, seed):
@@ -120,18 +132,24 @@ def test_a_million_passages_in_bounded_memory():
     assert rest.strip() == f"{list(range(10))} True", process.stdout
 
 
-def test_hard_negatives_are_the_nearest_passages_but_for_the_positives():
+def dot(u, v):
+    return sum(a * b for a, b in zip(u, v))
+
+
+@pytest.mark.parametrize("similarity", [cosine, dot])
+def test_hard_negatives_are_the_nearest_passages_but_for_the_known_ones(similarity):
     random = np.random.default_rng(0)
     queries = random.normal(size=(5, 6)).astype(np.float32)
     passages = random.normal(size=(50, 6)).astype(np.float32)
-    similarity = queries @ passages.T / np.linalg.norm(passages, axis=1)
-    positives = [[int(row.argmax()), 7] for row in similarity]
-    found = retrieval.mine_hard_negatives(queries, passages, positives, 4)
+    passages *= random.uniform(0.2, 5, size=(50, 1)).astype(np.float32)
+    name = similarity.__name__
+    known = [[int((passages @ query).argmax()), 7] for query in queries]
+    found = retrieval_training.mine_hard_negatives(queries, passages, known, 4, name)
     assert found.shape == (5, 4)
-    for query, known, numbers in zip(queries.tolist(), positives, found.tolist()):
-        cosines = [cosine(query, passage) for passage in passages.tolist()]
-        ranking = sorted(range(50), key=lambda i: -cosines[i])
-        assert numbers == [i for i in ranking if i not in known][:4]
+    for query, left_out, numbers in zip(queries.tolist(), known, found.tolist()):
+        values = [similarity(query, passage) for passage in passages.tolist()]
+        ranking = sorted(range(50), key=lambda i: -values[i])
+        assert numbers == [i for i in ranking if i not in left_out][:4]
 
 
 # ---- metrics
@@ -149,7 +167,52 @@ def test_metrics_by_hand():
         "Recall@100": 100 * (2 / 3) / 2,
         "Recall@1000": 100 * (1 + 1) / 2,
     }
-    assert retrieval.metrics(found, qrels) == pytest.approx(expected, abs=1e-9)
+    judged = judge(["a", "b"], qrels)
+    assert retrieval.metrics(found, judged) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_query_does_not_find_itself():
+    """As in BEIR: the passage with the query's id is left out of its ranking, and of no other."""
+    found = torch.tensor([[4, 7, 2, 9], [4, 7, 2, 9]])
+    qrels = [{7: 1}, {7: 1}]
+    assert retrieval.metrics(found, judge(["a", "b"], qrels))["MRR@10"] == 50
+    assert retrieval.metrics(found, judge(["a", "b"], qrels, [4, NONE]))["MRR@10"] == 75
+
+
+def test_the_passage_behind_the_querys_own_counts_for_recall_at_1000(models_folder):
+    """A thousand others remain when its own passage is left out."""
+    texts = demo.sentences(1100)
+    encoder = load_encoder(models_folder / "bert").eval()
+    vectors = torch.from_numpy(common.encode_sentences(encoder, texts))
+    order = torch.nn.functional.cosine_similarity(vectors[0], vectors).argsort(descending=True)
+    assert order[0] == 0
+    judged = judge(texts[:1], [{int(order[1000]): 1}], [0])
+    scores, _ = retrieval.evaluate(encoder, judged, [texts])
+    assert scores["Recall@1000"] == 100
+
+
+def uneven(folder):
+    """An encoder whose embeddings differ in norm."""
+    encoder = load_encoder(folder / "cls").eval()
+    torch.manual_seed(0)
+    encoder.add_head(torch.nn.Linear(32, 6), torch.nn.Identity())
+    return encoder
+
+
+def test_scores_by_inner_product(models_folder):
+    encoder = uneven(models_folder)
+    texts = demo.sentences(60)
+    vectors = common.encode_sentences(encoder, texts).tolist()
+    first = {}
+    for name, value in (("cosine", cosine), ("dot", dot)):
+        first[name] = [
+            max(range(60), key=lambda i: value(vectors[q], vectors[i])) for q in range(9)
+        ]
+        judged = judge(texts[:9], [{number: 1} for number in first[name]])
+        scores, _ = retrieval.evaluate(encoder, judged, [texts], similarity=name)
+        assert scores["MRR@10"] == pytest.approx(100)
+    assert first["cosine"] == list(range(9))
+    assert first["dot"] != first["cosine"]
 
 
 def test_speed_is_that_of_encoding_without_the_search(models_folder, monkeypatch):
@@ -166,8 +229,8 @@ def test_speed_is_that_of_encoding_without_the_search(models_folder, monkeypatch
     monkeypatch.setattr(retrieval, "search", slow_search)
     texts = demo.sentences(20)
     encoder = load_encoder(models_folder / "bert")
-    qrels = [{i: 1} for i in range(5)]
-    scores, seconds = retrieval.evaluate(encoder, texts[:5], qrels, [texts[:10], texts[10:]])
+    judged = judge(texts[:5], [{i: 1} for i in range(5)])
+    scores, seconds = retrieval.evaluate(encoder, judged, [texts[:10], texts[10:]])
     assert 0 < seconds < 1
     assert scores["MRR@10"] == pytest.approx(100)
 
@@ -177,7 +240,7 @@ def test_an_encoder_stays_in_its_mode(models_folder):
     texts = demo.sentences(3)
     for training in (True, False):
         encoder.train(training)
-        retrieval.evaluate(encoder, texts[:1], [{0: 1}], [texts])
+        retrieval.evaluate(encoder, judge(texts[:1], [{0: 1}]), [texts])
         assert encoder.training == training
 
 
@@ -199,10 +262,25 @@ def test_a_passage_is_its_title_and_its_text(tmp_path):
 
 def test_qrels_name_passages_by_their_numbers(tmp_path):
     folder = beir(tmp_path / "beir")
-    qrels, count = retrieval.read_qrels(folder, "test", retrieval.read_queries(folder))
+    judged, count = retrieval.read_judged(folder, "test", retrieval.read_queries(folder))
     assert count == 60
-    assert qrels["q0"] == {0: 2, 12: 1, 50: 0}
-    assert qrels["q11"] == {11: 2, 23: 1}
+    assert judged.names == [f"q{i}" for i in range(12)]
+    assert judged.texts[11] == without_two_words(demo.sentences(60)[11])
+    assert judged.qrels[0] == {0: 2, 12: 1, 50: 0}
+    assert judged.qrels[11] == {11: 2, 23: 1}
+    assert judged.own == [NONE] * 12
+
+
+def test_a_passage_with_the_querys_id_is_its_own_unless_it_is_an_answer(tmp_path):
+    """As in ArguAna, where a query is a passage; and as where query 3 is answered by passage 3."""
+    folder = beir(tmp_path / "beir")
+    for name in ("queries.jsonl", "qrels/test.tsv"):
+        text = (folder / name).read_text()
+        text = text.replace('"q2"', '"d20"').replace('"q3"', '"d3"')
+        (folder / name).write_text(text.replace("q2\t", "d20\t").replace("q3\t", "d3\t"))
+    judged = read(folder)
+    assert judged.names[2:4] == ["d20", "d3"]
+    assert judged.own == [NONE, NONE, 20, *[NONE] * 9]
 
 
 def test_ids_with_one_hash_are_two_ids(tmp_path, monkeypatch):
@@ -213,41 +291,186 @@ def test_ids_with_one_hash_are_two_ids(tmp_path, monkeypatch):
             return bytes(8)
 
     folder = beir(tmp_path / "beir")
-    queries = retrieval.read_queries(folder)
-    expected = retrieval.read_qrels(folder, "test", queries)
+    expected = read(folder)
     monkeypatch.setattr(retrieval.hashlib, "blake2b", lambda name, digest_size: Digest())
-    assert retrieval.read_qrels(folder, "test", queries) == expected
+    assert read(folder) == expected
+
+
+# ---- data of a training run
+
+
+def training_folder(folder, passages=100, queries=25):
+    """beir() whose test queries are also those to train on."""
+    beir(folder, passages, queries)
+    judged = (folder / "qrels" / "test.tsv").read_text()
+    (folder / "qrels" / "train.tsv").write_text(judged)
+    return folder
 
 
 def test_training_data_leaves_every_tenth_query_for_dev(tmp_path):
-    folder = beir(tmp_path / "beir", passages=100, queries=25)
-    judged = (folder / "qrels" / "test.tsv").read_text()
-    (folder / "qrels" / "train.tsv").write_text(judged)
+    folder = training_folder(tmp_path / "beir")
     texts = demo.sentences(100)
-    data, sets = retrieval.read_training_data(folder, dev_size=20)
+    passages, data, sets = retrieval_training.read_training_data(folder, 2000, 20, "test")
     dev = [9, 19]
     train = [i for i in range(25) if i not in dev]
-    assert data.passages == texts
+    assert passages == texts
+    assert data.names == [f"q{i}" for i in train]
     assert data.queries == [without_two_words(texts[i]) for i in train]
     assert data.positives == [[i, i + 25] for i in train]  # q0's passage of score 0 is none
-    assert sets.dev.texts == [without_two_words(texts[i]) for i in dev]
+    assert data.known == data.positives
+    assert sets.dev.texts == sets.dev_queries.texts == [without_two_words(texts[i]) for i in dev]
     for i, qrels in zip(dev, sets.dev.qrels):
-        named = {sets.dev_passages[number]: score for number, score in qrels.items()}
+        named = {sets.dev_passages.texts[number]: score for number, score in qrels.items()}
         assert named == {texts[i]: 2, texts[i + 25]: 1}
-    assert sets.dev_passages == [*texts[:20], texts[34], texts[44]]
+    assert sets.dev_passages.texts == [*texts[:20], texts[34], texts[44]]
     assert len(sets.test.texts) == 25
-    _, without_test = retrieval.read_training_data(folder, dev_size=20, skip_test=True)
-    assert without_test.test.texts == []
+    *_, without_test = retrieval_training.read_training_data(folder, 2000, 20)
+    assert without_test.test is None
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(100, [9, 19, 29, 39]), (3, [14, 29, 44]), (1, [44])]
+)
+def test_dev_queries_are_spread_over_the_training_queries(tmp_path, most, expected):
+    folder = training_folder(tmp_path / "beir", 100, 45)
+    _, data, sets = retrieval_training.read_training_data(folder, most, 20)
+    assert sets.dev.names == [f"q{position}" for position in expected]
+    assert len(data.names) == 45 - len(expected)
+
+
+def test_passages_with_one_text_are_one_passage(tmp_path):
+    """d2, d60 and d61 are one; d50 is query 0's own; d61 answers query 1, and so does d2 then."""
+    folder = training_folder(tmp_path / "beir", 60, 20)
+    texts = demo.sentences(60)
+    with open(folder / "corpus.jsonl", "a") as corpus:
+        for name in ("d60", "d61"):
+            corpus.write(json.dumps(dict(_id=name, text=texts[2])) + "\n")
+    path = folder / "qrels" / "train.tsv"
+    path.write_text(path.read_text() + "q1\td61\t1\nq1\td2\t0\n")
+    for file in (path, folder / "queries.jsonl"):
+        file.write_text(file.read_text().replace("q0\t", "d50\t").replace('"q0"', '"d50"'))
+    passages, data, _ = retrieval_training.read_training_data(folder, 2000, 20)
+    assert passages == texts
+    assert data.numbers.tolist() == [*range(60), 2, 2]
+    assert data.positives[:3] == [[0, 20], [1, 21, 2], [2, 22]]
+    assert data.known[:3] == [[0, 20, 50], [1, 21, 2], [2, 22]]
+
+
+def test_texts_are_tokenized_once_for_tokenizers_that_are_equal(models_folder, monkeypatch):
+    made = []
+
+    def count_tokens(encoder, texts, limit):
+        made.append(limit)
+        return common.Tokens(encoder, texts, limit)
+
+    monkeypatch.setattr(retrieval_training, "Tokens", count_tokens)
+    encoders = [load_encoder(models_folder / name) for name in ("bert", "wide", "bert")]
+    texts = retrieval_training.TokenizedTexts(demo.sentences(20), 16)
+    first = texts.of(encoders[0])
+    encoders[0].tokenizer(["a"], truncation=True, padding=True, max_length=4)
+    assert all(texts.of(encoder) is first for encoder in encoders)
+    assert made == [16]
+    encoders[1].max_length = 8
+    assert texts.of(encoders[1]).lengths.max() == 8
+    encoders[2].tokenizer.add_tokens(["guitar"])
+    texts.of(encoders[2])
+    assert made == [16, 8, 16]
+
+
+def test_dev_is_mrr_at_10_and_tokenized_once(models_folder, tmp_path, monkeypatch):
+    folder = training_folder(tmp_path / "beir", 60, 20)
+    *_, sets = retrieval_training.read_training_data(folder, 2000, 30)
+    encoder = uneven(models_folder)
+    for name in ("cosine", "dot"):
+        texts = sets.dev_passages.texts
+        expected, _ = retrieval.evaluate(encoder, sets.dev, [texts], similarity=name)
+        score = sets._replace(similarity=name).dev_score(encoder)
+        assert score == pytest.approx(expected["MRR@10"])
+    monkeypatch.setattr(retrieval_training, "Tokens", None)
+    assert sets._replace(similarity="dot").dev_score(encoder) == score
 
 
 def test_a_query_with_two_positives_gives_two_training_rows():
-    data = retrieval.TrainingData(["a", "b", "c", "d"], ["x", "y"], [[2, 0], [1]])
+    numbers = np.arange(4)
+    positives = [[2, 0], [1]]
+    data = retrieval_training.TrainingData(numbers, ["x", "y"], ["x", "y"], positives, positives)
     mined = np.array([[1, 3], [0, 2]])
-    anchors, positives, negatives = retrieval.training_rows(data, mined)
-    assert anchors == ["x", "x", "y"]
+    queries, positives, negatives = retrieval_training.training_rows(data, mined)
+    assert queries.tolist() == [0, 0, 1]
     assert positives.tolist() == [2, 0, 1]
     assert negatives.tolist() == [[1, 3], [1, 3], [0, 2]]
 
+
+# ---- hard negatives
+
+
+@pytest.fixture
+def training_data(tmp_path):
+    folder = training_folder(tmp_path / "beir", 60, 20)
+    _, data, _ = retrieval_training.read_training_data(folder, 2000, 20)
+    return folder, data
+
+
+def test_hard_negatives_are_mined_once(training_data, monkeypatch, tmp_path):
+    """Once for the same embeddings, labels, similarity and count; else again."""
+    monkeypatch.setattr(retrieval_training, "CACHE", tmp_path)
+    _, data = training_data
+    vectors = np.random.default_rng(0).normal(size=(60 + len(data.names), 8)).astype(np.float32)
+    find = retrieval_training.cached_negatives
+    first = find("key", vectors, data, 3, "cosine", "cpu")
+    mine = retrieval_training.mine_hard_negatives
+    again = mine(vectors[60:], vectors[:60], data.known, 3)
+    assert first.tolist() == again.tolist()
+    for row, known in zip(first.tolist(), data.known):
+        assert not set(row) & set(known)
+    with monkeypatch.context() as patch:
+        patch.setattr(retrieval_training, "mine_hard_negatives", None)
+        assert find("key", vectors, data, 3, "cosine", "cpu").tolist() == first.tolist()
+    assert find("other", -vectors[:-1], data, 3, "cosine", "cpu").tolist() != first.tolist()
+    assert find("key", vectors, data, 4, "cosine", "cpu").shape == (18, 4)
+    find("key", vectors, data, 3, "dot", "cpu")
+    find("key", vectors, data._replace(known=[[1]] * 18), 3, "cosine", "cpu")
+    assert len(list(tmp_path.glob("negatives-*.npy"))) == 5
+
+
+def test_hard_negatives_are_written_and_read(training_data, tmp_path):
+    folder, data = training_data
+    negatives = np.array([[(i + 40) % 60, (i + 47) % 60, (i + 51) % 60] for i in range(18)])
+    path = tmp_path / "negatives.tsv"
+    retrieval_training.write_negatives(path, folder, data, negatives)
+    lines = path.read_text().splitlines()
+    assert lines[1] == "q1\td41\td48\td52"
+    path.write_text("\n".join(["another\td1", *reversed(lines)]) + "\n")
+    read = retrieval_training.read_negatives(path, folder, data, 2)
+    assert read.tolist() == negatives[:, :2].tolist()
+
+
+# old text, new text, error
+WRONG_NEGATIVES = {
+    "too few": ("q1\td41\td48", "q1\td41", ":2: 1 passage-ids, expected a query-id and 2"),
+    "an empty one": ("q1\td41\td48", "q1\t\td48", ":2: 2 passage-ids, expected a query-id and 2"),
+    "an unknown passage": ("q1\td41", "q1\td99", ":2: passage 'd99' of query 'q1'"),
+    "an answer": ("q1\td41", "q1\td21", ":2: passage 'd21' of query 'q1', expected the id of a"),
+    "no line": ("q1\td41\td48\n", "", ": no line for query 'q1'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_NEGATIVES)
+def test_wrong_hard_negatives_are_refused(training_data, tmp_path, case):
+    old, new, expected = WRONG_NEGATIVES[case]
+    folder, data = training_data
+    negatives = np.array([[(i + 40) % 60, (i + 47) % 60] for i in range(18)])
+    path = tmp_path / "negatives.tsv"
+    retrieval_training.write_negatives(path, folder, data, negatives)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(DataError) as error:
+        retrieval_training.read_negatives(path, folder, data, 2)
+    assert f"{path}{expected}" in str(error.value)
+
+
+# ---- broken folders
 
 # file, old text, new text, error
 BROKEN = {
@@ -292,7 +515,7 @@ def test_a_broken_folder_is_refused(tmp_path, case):
     assert old in text
     (folder / name).write_text(text.replace(old, new, 1))
     with pytest.raises(DataError) as error:
-        retrieval.read_qrels(folder, "test", retrieval.read_queries(folder))
+        read(folder)
     assert expected in str(error.value)
 
 
@@ -303,11 +526,11 @@ def test_a_query_without_positives_is_refused(tmp_path):
     path.write_text("\n".join([*kept, "q5\td50\t0"]) + "\n")
     expected = f"test.tsv:{len(kept) + 1}: query 'q5' has no positive"
     with pytest.raises(DataError, match=expected):
-        retrieval.read_qrels(folder, "test", retrieval.read_queries(folder))
+        read(folder)
 
 
 def test_qrels_without_a_line_are_refused(tmp_path):
     folder = beir(tmp_path / "beir")
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
     with pytest.raises(DataError, match="test.tsv: no line but the header"):
-        retrieval.read_qrels(folder, "test", retrieval.read_queries(folder))
+        read(folder)

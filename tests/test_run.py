@@ -13,7 +13,7 @@ from torch import nn
 
 import common
 from common import DataError
-from support.run import LOG_STEPS, Run, numbered_batches, set_learning_rate
+from support.run import LOG_STEPS, Order, Run, set_learning_rate
 
 ROWS = 50
 BATCH_SIZE = 8
@@ -31,6 +31,7 @@ def arguments(folder, **options):
         precision="fp32",
         lr=0.1,
         seed=0,
+        shuffle=False,
         name="x",
         max_steps=0,
         eval_steps=3,
@@ -194,8 +195,18 @@ def test_a_line_of_the_log(tmp_path):
     training = Training(arguments(tmp_path)).train()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for line in lines[1:]:
-        names = ["stage", "step", "loss", "count", "lr", "pairs_per_second", "dev"]
+        names = [
+            "stage",
+            "step",
+            "loss",
+            "count",
+            "lr",
+            "pairs_per_second",
+            "peak_memory_mb",
+            "dev",
+        ]
         assert list(line) == names
+        assert 50 < line["peak_memory_mb"] < 100_000
         assert line["lr"] == 0.1 / line["step"]
     # The terms are means over the steps since the last line.
     counts = np.cumsum([len(rows) for _, _, rows in training.steps])
@@ -400,13 +411,29 @@ def test_batches_continue_exactly_where_they_stopped(drop_last):
     epoch_steps = ROWS // BATCH_SIZE if drop_last else EPOCH_STEPS
 
     def first(count, done):
-        order = numbered_batches(LENGTHS, BATCH_SIZE, 3, epoch_steps, drop_last, done)
-        return [(number, rows.tolist()) for number, rows in itertools.islice(order, count)]
+        batches = Order(LENGTHS, BATCH_SIZE, 3, True, drop_last).batches_after(done)
+        return [(number, rows.tolist()) for number, rows in itertools.islice(batches, count)]
 
     whole = first(4 * epoch_steps, done=0)
     assert [number for number, _ in whole] == list(range(1, 4 * epoch_steps + 1))
     for done in range(3 * epoch_steps):
         assert first(5, done) == whole[done : done + 5]
+
+
+def test_shuffle_draws_batches_of_any_length(tmp_path):
+    """Every row once an epoch, in the same order for the same seed, and not sorted by length."""
+    lengths = np.repeat(np.arange(1, 51), 8)
+
+    def epoch(by_length, seed=3):
+        batches = Order(lengths, 8, seed, by_length, False).batches_after(0)
+        return [rows for _, rows in itertools.islice(batches, 50)]
+
+    shuffled = epoch(by_length=False)
+    assert sorted(np.concatenate(shuffled)) == list(range(400))
+    assert all(np.array_equal(a, b) for a, b in zip(shuffled, epoch(by_length=False)))
+    assert not np.array_equal(shuffled[0], epoch(by_length=False, seed=4)[0])
+    spread = [lengths[rows].std() for rows in shuffled]
+    assert np.mean(spread) > 10 > 1 > np.mean([lengths[rows].std() for rows in epoch(True)])
 
 
 def test_drop_last_leaves_out_the_batch_that_is_not_full(tmp_path):
