@@ -306,29 +306,39 @@ def write_negatives(path, beir, data, hard_negatives):
         raise DataError(f"{path}: {problem}") from None
 
 
-def read_negatives(path, beir, data, count):
-    """What write_negatives() has written, or somebody else -> the first `count` of each query.
+def read_negative_lines(path, queries, count):
+    """A file of negatives -> {query-id: (line, its first `count` passage-ids)}.
 
-    Lines of other queries are skipped. Returns [Q, count]. Raises DataError: fewer than `count`
-    passages, a passage that is unknown or answers the query, a training query without a line.
+    queries: those that are wanted, a dict or a set. Raises DataError: fewer than `count`
+    passages, a query without a line.
     """
-    positions = {name: position for position, name in enumerate(data.names)}
     lines = {}
     for line, text in read_lines(path):
         query, *names = text.split("\t")
-        if query not in positions:
+        if query not in queries:
             continue
         if len(names) < count or not all(names):
             expected = f"a query-id and {count} passage-ids or more, tab-separated"
             raise DataError(f"{path}:{line}: {len(names)} passage-ids, expected {expected}")
         lines[query] = line, names[:count]
-    wanted = {name for _, names in lines.values() for name in names}
-    numbers, _ = number_passages(find(beir, "corpus.jsonl"), wanted)
-    negatives = np.empty((len(positions), count), np.int64)
-    for query, row in positions.items():
+    for query in queries:
         if query not in lines:
             problem = f"no line for query {query!r}, expected one for each training query"
             raise DataError(f"{path}: {problem}")
+    return lines
+
+
+def read_negatives(path, beir, data, count):
+    """What write_negatives() has written, or somebody else -> the first `count` of each query.
+
+    Lines of other queries are skipped. Returns [Q, count]. Raises DataError: as
+    read_negative_lines, or a passage that is unknown or answers the query.
+    """
+    lines = read_negative_lines(path, dict.fromkeys(data.names), count)
+    wanted = {name for _, names in lines.values() for name in names}
+    numbers, _ = number_passages(find(beir, "corpus.jsonl"), wanted)
+    negatives = np.empty((len(data.names), count), np.int64)
+    for row, query in enumerate(data.names):
         line, names = lines[query]
         for column, name in enumerate(names):
             number = data.numbers[numbers[name]] if name in numbers else NONE
