@@ -181,8 +181,13 @@ class Student(nn.Module):
 
 
 def add_projection(student, dimension):
-    """Eq. 11: S' = W_proj S; the encoder's embedding is then S', of this dimension."""
+    """Eq. 11: S' = W_proj S; the encoder's embedding is then S', of this dimension.
+
+    W_proj starts as the identity if the dimensions agree.
+    """
     student.mapping = nn.Linear(student.encoder.dimension, dimension, bias=False)
+    if dimension == student.encoder.dimension:
+        nn.init.eye_(student.mapping.weight)
     student.encoder.add_head(student.mapping, nn.Identity())
 
 
@@ -523,8 +528,10 @@ def run_stage_1(encoder, task, teacher, run, args):
 
 def run_stage_2(encoder, task, run, args):
     """Fine-tune the encoder on labels, score the result."""
+    if args.dim and run.finished("distill") and run.began("finetune"):
+        encoder.remove_head()  # W_proj, which the interrupted stage 2 has saved with its student
     student = Student(encoder, input_layer=args.hsic_layer)
-    if args.dim and args.dim != encoder.dimension:
+    if args.dim:
         torch.manual_seed(args.seed)  # W_proj starts the same in a run that was interrupted
         add_projection(student, args.dim)
     finetune(student.to(args.device), task.labels(), task.evaluation, run, args)

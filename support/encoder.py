@@ -135,6 +135,11 @@ class Encoder(nn.Module):
         self.heads.append(dense_head(linear, activation))
         self.dimension = linear.out_features
 
+    def remove_head(self):
+        """Take away the last dense head."""
+        del self.heads[-1]
+        self.dimension = self.measure_dimension()
+
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> [N, dimension]"""
         output = self.model(input_ids, attention_mask, output_hidden_states=True)

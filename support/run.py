@@ -134,6 +134,10 @@ class Run:
         """Has no stage begun yet?"""
         return not self.state["stage"]
 
+    def began(self, stage):
+        """Has this stage begun before the run was interrupted?"""
+        return self.state["stage"] == stage
+
     def finished(self, stage):
         return stage in self.state["finished"]
 

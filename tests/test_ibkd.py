@@ -20,6 +20,7 @@ from test_retrieval import training_folder
 import common
 import ibkd
 from support import demo, retrieval_training
+from support import run as run_module
 from support.encoder import LayerPooling, load_encoder
 
 KERNELS = ("rbf", "imq", "linear")
@@ -576,6 +577,33 @@ def test_killed_and_resumed_it_ends_as_if_never_interrupted(run, models_folder, 
         stages.add(json.loads(safe_open(state, "np").metadata()["state"])["stage"])
     assert "distill" in stages
     assert subprocess.run(command, capture_output=True, **where).returncode == 0
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [16, 32])
+def test_interrupted_in_stage_2_hsic_is_still_of_the_embedding_before_the_projection(
+    call_main, monkeypatch, models_folder, files, tmp_path, dimension
+):
+    """The student that stage 2 has saved ends in the projection, and a resumed run reads it."""
+    evaluate = run_module.Run.evaluate
+
+    def train(name, *more):
+        more = ("--student", models_folder / "bert", "--dim", dimension, "--eval-steps", 2, *more)
+        call_main(ibkd, *options(models_folder, files, tmp_path / name, "wide", *more))
+
+    def interrupt_later(run, step, *arguments):
+        score = evaluate(run, step, *arguments)
+        if run.state["stage"] == "finetune" and step.number == 4:
+            raise KeyboardInterrupt
+        return score
+
+    train("whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module.Run, "evaluate", interrupt_later)
+        train("killed")
+    train("killed", "--resume")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
