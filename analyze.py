@@ -23,6 +23,7 @@ be worse, which contradicts the paper's text, so it is left out here.
   python analyze.py neighbours runs/congen --sentences captions.txt --query "A dog runs."
 """
 
+import io
 import json
 import sys
 import time
@@ -34,12 +35,15 @@ from scipy.stats import spearmanr
 from common import (
     DataError,
     ScoredPairs,
+    check_target,
     encode_sentences,
     read_lines,
     read_scored_pairs,
     read_sts,
     resolve,
     spearman,
+    write_whole,
+    writing,
 )
 from support.command_line import (
     ArgumentParser,
@@ -490,18 +494,22 @@ def load_encoders(labels, device):
     return {label: load_encoder(name).to(device).eval() for label, name in labels.items()}
 
 
+def draw(figure, format, **options):
+    """A figure as the bytes of a file."""
+    content = io.BytesIO()
+    figure.savefig(content, format=format, **options)
+    return content.getvalue()
+
+
 def write(output, numbers, figure=None):
     """OUTPUT.json and, of a figure, OUTPUT.png and OUTPUT.svg. Raises DataError."""
     files = [f"{output}.json"]
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        if figure is not None:
-            files += [f"{output}.png", f"{output}.svg"]
-            figure.savefig(f"{output}.png", dpi=200)
-            figure.savefig(f"{output}.svg")
-    except OSError as error:
-        expected = "a path that can be written"
-        raise DataError(f"{output}: {error.strerror}, expected {expected}") from None
+    if figure is not None:
+        files += [f"{output}.png", f"{output}.svg"]
+        write_whole(f"{output}.png", draw(figure, "png", dpi=200))
+        write_whole(f"{output}.svg", draw(figure, "svg"))
     write_report(f"{output}.json", numbers)
     print(f"wrote {', '.join(files)}", file=sys.stderr)
 
@@ -509,6 +517,7 @@ def write(output, numbers, figure=None):
 def main():
     args = parse_args()
     output = Path(args.output or f"figures/{args.figure}")
+    check_target(f"{output}.json")
     labels = label_models(args.models)
     if args.figure == "neighbours":
         sentences = read_data(args)

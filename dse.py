@@ -61,6 +61,7 @@ Tables 3 and 4, measured on this machine: all-MiniLM-L6-v2, or BERT-Large's shap
 """
 
 import json
+import shutil
 import tempfile
 import time
 from functools import partial
@@ -203,7 +204,17 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common import MINILM, DataError, Tokens, encode, replace, resolve, table, teacher_embeddings
+from common import (
+    MINILM,
+    DataError,
+    Tokens,
+    encode,
+    replacing,
+    resolve,
+    table,
+    teacher_embeddings,
+    writing,
+)
 from support import demo, glue
 from support.command_line import (
     ArgumentParser,
@@ -213,7 +224,7 @@ from support.command_line import (
     positive,
     run_main,
 )
-from support.encoder import Encoder, LayerPooling, load_encoder
+from support.encoder import Encoder, LayerPooling, load_encoder, move_files
 from support.run import Run
 
 MAX_LENGTH = 128  # tokens
@@ -340,12 +351,14 @@ class CrossEncoder(nn.Module):
     def save(self, folder):
         """Write a folder for AutoModelForSequenceClassification. No file is left half written."""
         new = folder.with_name(f".{folder.name}")
-        self.model.save_pretrained(new)
-        self.tokenizer.save_pretrained(new)
-        folder.mkdir(exist_ok=True)
-        for path in new.iterdir():
-            replace(path, folder / path.name)
-        new.rmdir()
+        with writing(folder, "the model that was there is whole"):
+            try:
+                self.model.save_pretrained(new)
+                self.tokenizer.save_pretrained(new)
+                folder.mkdir(exist_ok=True)
+                move_files(new, folder)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
 
 
 def new_encoder(name, layers):
@@ -363,11 +376,10 @@ def new_encoder(name, layers):
 
 def save_student(student, folder):
     """Write the encoder's folder, and head.safetensors in it."""
-    student.encoder.save(folder)
     weights = {name: value.cpu().contiguous() for name, value in student.head.state_dict().items()}
-    new = folder / ".head"
-    save_file(weights, new)
-    replace(new, folder / "head.safetensors")
+    with replacing(folder / "head.safetensors") as new:
+        save_file(weights, new)
+        student.encoder.save(folder)  # inside, so that a full disk leaves the old ones of both
 
 
 def load_student(folder, device="cpu"):

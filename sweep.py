@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from common import DataError, replace
+from common import DataError, WriteError, write_whole, writing
 from support.command_line import ArgumentParser, run_main
 from support.encoder import read_json
 
@@ -162,7 +162,7 @@ def run_setting(script, setting, arguments, folder):
     command += ["--output", str(folder / name), "--resume"]
     log = folder / f"{name}.log"
     begin = time.perf_counter()
-    with open(log, "w", encoding="utf-8") as file:
+    with writing(log), open(log, "w", encoding="utf-8") as file:
         status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds = round(time.perf_counter() - begin, 1)
     if status != 0:
@@ -185,7 +185,8 @@ def open_folder(folder, command, overwrite):
         raise DataError(f"{folder}: already contains another sweep; {advice}")
     if before is not None and overwrite:
         delete_sweep(folder, before)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "sweep.json", json.dumps(command, indent=2) + "\n")
     if not (folder / "sweep.jsonl").exists():
         return {}
@@ -202,13 +203,6 @@ def delete_sweep(folder, command):
         (folder / f"{name}.log").unlink(missing_ok=True)
     (folder / "sweep.jsonl").unlink(missing_ok=True)
     (folder / "sweep.json").unlink()
-
-
-def write_whole(path, text):
-    """The file is complete or as it was, also after a crash."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text, "utf-8")
-    replace(new, path)
 
 
 def delete_weights(folder):
@@ -331,9 +325,9 @@ def main():
     except KeyboardInterrupt:
         print(file=sys.stderr)  # ends the line of the setting that was running
         raise DataError("interrupted; the same command continues") from None
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-        raise DataError(f"{problem}, expected a folder that can be written") from None
+    except WriteError as error:
+        kept = "finished settings are kept, and the same command continues"
+        raise DataError(f"{error.problem}; {kept}") from None
     best = report(results, folder)
     if args.keep == "best":
         for result in results:

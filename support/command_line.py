@@ -5,10 +5,12 @@ option is declared. Invalid input prints one error line and exits with status 2.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
+import signal
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,17 +18,21 @@ import torch
 from common import (
     MINILM,
     DataError,
+    check_target,
     read_scored_pairs,
     read_sentences,
     read_sts,
     read_triplets,
     resolve,
     spearman,
+    system_reason,
+    write_whole,
 )
 from support import demo
 from support.encoder import load_encoder
 
 INVALID_INPUT = 2  # exit status
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status
 POOLINGS = ("mean", "cls", "pooler")
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
 DEMO_SENTENCES = 10_000
@@ -49,6 +55,8 @@ class ArgumentParser(argparse.ArgumentParser):
             self.set_defaults(**demo_defaults)
         args = self.parse_args()
         check_device(args)
+        if getattr(args, "json", None) is not None:
+            check_target(args.json)
         return args
 
 
@@ -64,13 +72,55 @@ class Moved(argparse.Action):
 
 
 def run_main(main):
-    """Call main(). For invalid input print one line and exit with status 2."""
+    """Call main(). For invalid input print one line and exit with status 2.
+
+    The same for what the system refuses, such as a full disk. A closed pipe ends it quietly.
+    """
     try:
-        main()
-    except (DataError, KeyboardInterrupt) as error:
-        message = str(error) or "interrupted; the same command with --resume continues"
+        try:
+            main()
+        finally:
+            flush_output()
+    except KeyboardInterrupt:
+        fail("interrupted; the same command with --resume continues")
+    except BrokenPipeError:  # of `| head`
+        sys.exit(CLOSED_PIPE)
+    except Exception as error:
+        message = one_line(error)
+        if message is None:
+            raise
+        fail(message)
+
+
+def fail(message):
+    with contextlib.suppress(OSError):  # a terminal that is gone
         print(f"error: {message}", file=sys.stderr)
-        sys.exit(INVALID_INPUT)
+    sys.exit(INVALID_INPUT)
+
+
+def one_line(error):
+    """What to say of an exception: None if it is a mistake in the code, which needs a traceback."""
+    if isinstance(error, DataError):
+        return str(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return f"out of memory; {' '.join(str(error).split())[:150]}"
+    reason = system_reason(error)
+    if reason is None:
+        return None
+    return f"{getattr(error, 'filename', None) or 'standard output or another stream'}: {reason}"
+
+
+def flush_output():
+    """Write what was printed. Raises BrokenPipeError where nobody reads it, or DataError."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes once more at its end, and would complain again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise DataError(f"standard output: {error.strerror}, expected room for it") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,9 +379,5 @@ def evaluation_sets(args):
 
 def write_report(path, content):
     """Write `content` as JSON to `path`, if one is given. Raises DataError."""
-    if path is None:
-        return
-    try:
-        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}, expected a file that can be written") from None
+    if path is not None:
+        write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

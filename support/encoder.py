@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common import DataError, replace, resolve
+from common import DataError, replace, resolve, sync, writing
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -155,31 +155,35 @@ class Encoder(nn.Module):
         last.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         new = folder / ".saving"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
+        with writing(folder, "the model that was there is whole"):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir()
+                modules = self.save_files(new)
+                move_files(new, folder)
+                for entry in modules:
+                    (folder / entry["path"]).mkdir(exist_ok=True)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+
+    def save_files(self, folder):
+        """Write all files into an empty folder -> the entries of modules.json."""
         # SentenceTransformer looks here for the states that a WeightedLayerPooling averages.
         self.model.config.output_hidden_states = averages_layers(self.pooling)
-        self.model.save_pretrained(new)
-        self.tokenizer.save_pretrained(new)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
         limits = dict(max_seq_length=self.max_length, do_lower_case=False)
-        write_json(new / "sentence_bert_config.json", limits)
-        modules = [module(0, "", "Transformer"), *self.save_pooling(new)]
+        write_json(folder / "sentence_bert_config.json", limits)
+        modules = [module(0, "", "Transformer"), *self.save_pooling(folder)]
         for head in self.heads:
-            modules.append(save_head(head, new, len(modules)))
+            modules.append(save_head(head, folder, len(modules)))
         if self.normalize:
             modules.append(module(len(modules), f"{len(modules)}_Normalize", "Normalize"))
-            (new / modules[-1]["path"]).mkdir()
-        write_json(new / "modules.json", modules)
-        files = [path for path in new.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == "modules.json"):
-            target = folder / path.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
-            replace(path, target)
-        for entry in modules:
-            (folder / entry["path"]).mkdir(exist_ok=True)
-        shutil.rmtree(new)
+            (folder / modules[-1]["path"]).mkdir()
+        write_json(folder / "modules.json", modules)
+        return modules
 
     def save_pooling(self, folder):
         """Write what modules.json's pooling entries need -> these entries."""
@@ -205,6 +209,21 @@ class Encoder(nn.Module):
         save_file(dict(layer_weights=weights), folder / weighted["path"] / "model.safetensors")
         how = dict(word_embedding_dimension=hidden, pooling_mode_mean_tokens=True)
         return [weighted, save_module(folder, 2, "Pooling", how)]
+
+
+def move_files(source, target):
+    """Move all files of a folder into another, modules.json last.
+
+    All of them are on the disk before the first one takes its place, so that a full disk leaves
+    `target` as it was.
+    """
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in files:
+        sync(path)
+    for path in sorted(files, key=lambda path: path.name == "modules.json"):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        replace(path, place)
 
 
 def averages_layers(pooling):

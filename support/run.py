@@ -5,6 +5,8 @@ what surrounds it: order of batches, resuming, timing, log, dev score, best stud
 early stopping, a loss that is not a number, the model card.
 """
 
+import copy
+import functools
 import itertools
 import json
 import math
@@ -20,7 +22,17 @@ from huggingface_hub import EvalResult, ModelCardData
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from common import DataError, batches, progress, replace, table
+from common import (
+    DataError,
+    WriteError,
+    batches,
+    check_target,
+    progress,
+    replacing,
+    table,
+    write_whole,
+    writing,
+)
 from support.encoder import read_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -58,6 +70,20 @@ class Step:
         self.values = values
 
 
+def says_what_is_whole(method):
+    """For the methods of Run that write: an error says what is still whole, and how to go on."""
+
+    @functools.wraps(method)
+    def call(run, *arguments, **options):
+        try:
+            with writing(run.folder):
+                return method(run, *arguments, **options)
+        except WriteError as error:
+            raise DataError(f"{error.problem}; {run.whole()}") from None
+
+    return call
+
+
 class Run:
     """The output folder of a training run, the only place that writes into it, and its loop.
 
@@ -81,6 +107,7 @@ class Run:
         self.dtype = DTYPES[args.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.precision == "fp16")
         self.state = {}
+        self.stored = {}  # the state of the checkpoint that is on the disk
         self.check_folder()
 
     def check_folder(self):
@@ -92,7 +119,9 @@ class Run:
         elif self.folder.is_file() or any(self.folder.glob("[!.]*")):
             problem = "is not empty and contains no run"
             raise DataError(f"{self.folder}: {problem}, expected a new folder for --output")
+        check_target(self.folder / ".new")
 
+    @says_what_is_whole
     def start(self):
         """Begin the run, or continue it from its last checkpoint.
 
@@ -111,11 +140,15 @@ class Run:
                 (self.folder / name).unlink(missing_ok=True)
             self.write("args.json", json.dumps(arguments, indent=2))
         self.file.parent.mkdir(exist_ok=True)
+        for path in self.file.parent.iterdir():
+            if path != self.file:
+                path.unlink()  # a checkpoint that a kill has cut short
         if self.file.exists():
             with safe_open(self.file, "pt") as file:
                 self.state = json.loads(file.metadata()["state"])
         else:
             self.state = dict(stage="", finished=[], scores={}, metrics_bytes=0)
+        self.stored = copy.deepcopy(self.state)
         self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
         self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
 
@@ -218,7 +251,7 @@ class Run:
         best = dev_score()
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
-        save()  # before the checkpoint, which says that it is there
+        self.save(save)  # before the checkpoint, which says that it is there
         self.state.update(stage=stage, step=0, best=best, best_step=0)
         self.log(stage=stage, step=0, dev=best)
         self.checkpoint(modules, optimizer)
@@ -228,8 +261,8 @@ class Run:
         score = dev_score()
         self.check_finite("dev score", score, step)
         if score > self.state["best"]:
+            self.save(save)
             self.state.update(best=score, best_step=step.number)
-            save()
         return score
 
     def check_finite(self, name, value, step):
@@ -258,15 +291,40 @@ class Run:
 
     # ---- files
 
+    def whole(self):
+        """What an error while writing says at its end."""
+        if "best" not in self.stored:
+            return f"{self.folder} has no student yet; --resume begins again once there is room"
+        best, step, stage = (self.stored[key] for key in ("best", "step", "stage"))
+        return (
+            f"{self.folder} keeps its best student (dev {best:.2f}) and the checkpoint of step "
+            f"{step} of stage {stage}; --resume continues once there is room"
+        )
+
+    @says_what_is_whole
     def log(self, **values):
-        """Append a line to metrics.jsonl."""
-        self.metrics.write(json.dumps(values).encode() + b"\n")
+        """Append a line to metrics.jsonl. After an error, nothing of it is there."""
+        line = json.dumps(values).encode() + b"\n"
+        end = self.metrics.seek(0, os.SEEK_END)
+        with writing(self.folder / "metrics.jsonl"):
+            try:
+                written = 0
+                while written < len(line):  # a disk that is nearly full takes a part
+                    written += self.metrics.write(line[written:])
+            except OSError:
+                self.metrics.truncate(end)
+                raise
 
+    @says_what_is_whole
     def write(self, name, text):
-        new = self.folder / f".{name}"
-        new.write_text(text, "utf-8")
-        replace(new, self.folder / name)
+        write_whole(self.folder / name, text)
 
+    @says_what_is_whole
+    def save(self, save):
+        """Call save(), which writes the best student."""
+        save()
+
+    @says_what_is_whole
     def checkpoint(self, modules=(), optimizer=None):
         """Save the state, the modules' parameters and buffers, and the optimizer's moments.
 
@@ -278,10 +336,11 @@ class Run:
             for name, value in values.items():
                 tensors[f"optimizer.{parameter}.{name}"] = value
         self.state["scaler"] = self.scaler.state_dict()
+        os.fsync(self.metrics)  # the checkpoint says how long it is
         self.state["metrics_bytes"] = self.metrics.seek(0, os.SEEK_END)
-        new = self.file.with_suffix(".new")
-        save_file(tensors, new, {"state": json.dumps(self.state)})
-        replace(new, self.file)
+        with replacing(self.file) as new:
+            save_file(tensors, new, {"state": json.dumps(self.state)})
+        self.stored = copy.deepcopy(self.state)
 
     @torch.no_grad()
     def restore(self, modules, optimizer):

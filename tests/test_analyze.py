@@ -335,7 +335,7 @@ REFUSALS = [
         "2 different sentences, exp",
     ),
     (["space", "--pairs", "{}/low.tsv"], "no pair with a score above 4"),
-    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a path that can be written"),
+    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a file that can be written"),
     (["cosine", "--pairs", "{}/low.tsv", "--device", "tpu"], "expected cpu, or cuda"),
 ]
 
