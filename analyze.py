@@ -24,7 +24,6 @@ be worse, which contradicts the paper's text, so it is left out here.
 """
 
 import io
-import json
 import sys
 import time
 from pathlib import Path
@@ -37,7 +36,6 @@ from common import (
     ScoredPairs,
     check_target,
     encode_sentences,
-    read_lines,
     read_scored_pairs,
     read_sts,
     resolve,
@@ -54,6 +52,7 @@ from support.command_line import (
     write_report,
 )
 from support.encoder import load_encoder
+from support.records import read_metrics
 
 FIGURES = ("space", "covariance", "cosine", "edits", "neighbours", "curve", "speed")
 FIGURES_OF_SENTENCES = ("covariance", "neighbours")  # the others need scored pairs
@@ -161,19 +160,14 @@ def read_dev_scores(file):
     stage = None
     step = 0
     earlier_stages = 0  # their steps
-    for line, text in read_lines(file):
-        try:
-            entry = json.loads(text)
-            if entry.get("stage") != stage:
-                earlier_stages += step
-                stage = entry.get("stage")
-            step = int(entry["step"])
-            if "dev" in entry:
-                scores.append(float(entry["dev"]))
-                steps.append(earlier_stages + step)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            expected = "JSON with a step"
-            raise DataError(f"{file}:{line}: {text[:60]!r}, expected {expected}") from None
+    for _, entry in read_metrics(file):
+        if entry.get("stage") != stage:
+            earlier_stages += step
+            stage = entry.get("stage")
+        step = entry["step"]
+        if "dev" in entry:
+            scores.append(float(entry["dev"]))
+            steps.append(earlier_stages + step)
     if not steps:
         raise DataError(f"{file}: no dev score in it, expected one or more")
     return steps, scores

@@ -12,12 +12,14 @@ import functools
 import gzip
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
 PARTIAL_FILES_EXPIRE = 7 * 24 * 60 * 60  # seconds until what a crashed run left is deleted
 
+LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
 TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
 STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
 STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
@@ -193,17 +196,33 @@ def read_lines(path):
     line = 0
     try:
         with open_file(path, "rb") as file:
-            for line, data in enumerate(file, 1):
+            read_line = functools.partial(file.readline, LONGEST_LINE)
+            for line, data in enumerate(iter(read_line, b""), 1):
+                if len(data) == LONGEST_LINE:
+                    problem = f"a line of {LONGEST_LINE:,} bytes or more"
+                    raise DataError(f"{path}:{line}: {problem}, expected a text file")
                 encoding = "utf-8-sig" if line == 1 else "utf-8"
                 yield line, data.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} is not UTF-8, expected UTF-8 text"
         raise DataError(f"{path}:{line}: {problem}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         problem = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: {problem}, expected a text file") from None
     if line == 0:
         raise DataError(f"{path}: the file is empty")
+
+
+def parse_json(text, kind=dict):
+    """JSON -> its content, which is of this type. Raises ValueError that says what is wrong."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, kind):
+        expected = {dict: "an object", list: "a list"}[kind]
+        raise ValueError(f"{text[:40]!r} is not {expected}")
+    return content
 
 
 def read_columns(path, names, at=None):
@@ -416,7 +435,8 @@ def download_model(name):
 
     transformers reads tensors from such a pickle, and never runs code from it.
     """
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    # A dense head of an older model is pickled, also where the transformer is not.
+    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
     ignored = ["onnx/*", "openvino/*"]
     folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
     if not any(folder.glob("*.safetensors")):

@@ -19,8 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from huggingface_hub import EvalResult, ModelCardData
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from common import (
     DataError,
@@ -28,12 +26,12 @@ from common import (
     batches,
     check_target,
     progress,
-    replacing,
     table,
     write_whole,
     writing,
 )
 from support.encoder import read_json
+from support.records import read_checkpoint, write_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
@@ -144,13 +142,20 @@ class Run:
             if path != self.file:
                 path.unlink()  # a checkpoint that a kill has cut short
         if self.file.exists():
-            with safe_open(self.file, "pt") as file:
-                self.state = json.loads(file.metadata()["state"])
+            _, self.state = read_checkpoint(self.file)
         else:
             self.state = dict(stage="", finished=[], scores={}, metrics_bytes=0)
         self.stored = copy.deepcopy(self.state)
         self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-        self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
+        self.cut_metrics(self.state["metrics_bytes"])  # the rest is written again
+
+    def cut_metrics(self, size):
+        """Cut metrics.jsonl where the checkpoint was written. Raises DataError if it is shorter."""
+        found = self.metrics.seek(0, os.SEEK_END)
+        if found < size:
+            expected = f"{size} or more, which the checkpoint beside it has seen"
+            raise DataError(f"{self.folder / 'metrics.jsonl'}: {found} bytes, expected {expected}")
+        self.metrics.truncate(size)
 
     def check_arguments(self, arguments, before):
         for key, value in arguments.items():
@@ -338,15 +343,18 @@ class Run:
         self.state["scaler"] = self.scaler.state_dict()
         os.fsync(self.metrics)  # the checkpoint says how long it is
         self.state["metrics_bytes"] = self.metrics.seek(0, os.SEEK_END)
-        with replacing(self.file) as new:
-            save_file(tensors, new, {"state": json.dumps(self.state)})
+        write_checkpoint(self.file, tensors, self.state)
         self.stored = copy.deepcopy(self.state)
 
     @torch.no_grad()
     def restore(self, modules, optimizer):
         """Load the tensors of the last checkpoint into where checkpoint() took them from."""
-        tensors = load_file(self.file)
+        tensors, _ = read_checkpoint(self.file)
         for name, value in named_tensors(modules):
+            if name not in tensors or tensors[name].shape != value.shape:
+                problem = f"no {name} of shape {list(value.shape)}"
+                expected = "the models that the run began with"
+                raise DataError(f"{self.file}: {problem}, expected {expected}")
             value.copy_(tensors[name])
         moments = {}
         for key, value in tensors.items():

@@ -352,7 +352,7 @@ def test_bad_input_is_one_line(models_folder, fails, tmp_path, given, message):
     "lines, message",
     [
         ('{"step": 1, "loss": 2}\n', "metrics.jsonl: no dev score in it"),
-        ('{"step": 1}\n[]\n', "metrics.jsonl:2: '[]', expected JSON with a step"),
+        ('{"step": 1}\n[]\n', "metrics.jsonl:2: '[]' is not an object, expected JSON with a step"),
     ],
 )
 def test_a_bad_log_is_one_line(fails, tmp_path, lines, message):
