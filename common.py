@@ -685,19 +685,26 @@ def teacher_embeddings(teacher, tokens, device, encode_batch=None, what=""):
                 partial = path.with_suffix(".partial")
                 if not lock_file(lock):
                     partial = path.with_suffix(f".{os.getpid()}.partial")
-                store = ArrayOnDisk(partial)
-                encode(encode_batch or teacher, tokens, device, "teacher", store)
-                replace(partial, path)
-                store.progress.unlink(missing_ok=True)
+                if not path.exists():  # another run may have finished it by now
+                    store = ArrayOnDisk(partial)
+                    encode(encode_batch or teacher, tokens, device, "teacher", store)
+                    replace(partial, path)
+                    store.progress.unlink(missing_ok=True)
     return TeacherEmbeddings(np.load(path, mmap_mode="r"), device)
 
 
 def lock_file(file):
-    """Lock an open file until it is closed -> False if another process has locked it."""
+    """Lock an open file until it is closed -> False if another process has locked it.
+
+    A file system without locks is as one that nobody else uses.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
     return True
 
 

@@ -21,7 +21,6 @@ import json
 import math
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import NamedTuple
 from common import DataError, WriteError, parse_json, read_lines, write_whole, writing
 from support.command_line import ArgumentParser, run_main
 from support.encoder import read_json
+from support.process import Interrupted, check_lock, die_with_parent, lock_folder
 from support.records import read_metrics
 
 RESERVED = ("output", "resume", "overwrite")  # the sweep itself gives these
@@ -173,7 +173,7 @@ def run_setting(script, setting, arguments, folder):
     log = folder / f"{name}.log"
     begin = time.perf_counter()
     with writing(log), open(log, "w", encoding="utf-8") as file:
-        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+        status = run_to_its_end(command, file)
     seconds = round(time.perf_counter() - begin, 1)
     if status != 0:
         return Result(name, setting, None, None, error_line(log, status), seconds)
@@ -185,25 +185,51 @@ def run_setting(script, setting, arguments, folder):
     return Result(name, setting, dev, step, error, seconds)
 
 
-def open_folder(folder, command, overwrite):
-    """Begin a sweep in its folder, or continue it -> {name: Result} of what is finished.
+def run_to_its_end(command, log):
+    """Run a command whose output goes to an open file -> its exit status.
 
-    Raises DataError if the folder contains something else.
+    Ctrl-C and SIGTERM end the sweep alone, which tells the script to end with a checkpoint, and
+    waits for that. If the sweep is killed, the script is killed as well.
     """
+    with subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # the terminal's Ctrl-C does not reach it
+        preexec_fn=die_with_parent,
+    ) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.kill()
+            raise
+
+
+def open_folder(folder, command, overwrite):
+    """Begin a sweep in its folder, or continue it -> its lock, {name: Result} of what is finished.
+
+    Raises DataError if the folder contains something else, or another process writes into it.
+    """
+    check_lock(folder)
     before = read_json(folder / "sweep.json")
     if before is not None and not isinstance(before.get("settings"), str):
         raise DataError(f"{folder / 'sweep.json'}: no settings, expected the command of a sweep")
-    if before is None and folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if before is None and folder.exists() and (folder.is_file() or any(folder.glob("[!.]*"))):
         raise DataError(f"{folder}: contains no sweep, expected a new folder for --output")
     if before not in (None, command) and not overwrite:
         advice = "use --overwrite or another --output"
         raise DataError(f"{folder}: already contains another sweep; {advice}")
-    if before is not None and overwrite:
-        delete_sweep(folder, before)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(folder)
+    if before is not None and overwrite:
+        delete_sweep(folder, before)
     write_whole(folder / "sweep.json", json.dumps(command, indent=2) + "\n")
-    return {result.name: result for result in read_results(folder) if result.error is None}
+    return lock, {result.name: result for result in read_results(folder) if result.error is None}
 
 
 def read_results(folder):
@@ -316,7 +342,7 @@ def parse_args():
 def run_all(settings, args, folder):
     """Run every setting that is not finished -> the Results of all."""
     command = dict(script=args.script, settings=args.settings, arguments=args.arguments)
-    results = open_folder(folder, command, args.overwrite)
+    lock, results = open_folder(folder, command, args.overwrite)
     names = [setting_name(setting) for setting in settings]
     for number, (name, setting) in enumerate(zip(names, settings), 1):
         if name in results:
@@ -329,6 +355,7 @@ def run_all(settings, args, folder):
         write_whole(folder / "sweep.jsonl", "".join(lines))
         outcome = result.error or f"dev {result.dev:.2f} at step {result.step}"
         print(f"{outcome} ({result.seconds:.0f} s)", file=sys.stderr)
+    lock.close()
     return [results[name] for name in names]
 
 
@@ -345,7 +372,6 @@ def report(results, folder):
 
 
 def main():
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the running script as well
     args = parse_args()
     if not Path(args.script).is_file():
         raise DataError(f"{args.script}: no such file, expected a training script such as ckd.py")
@@ -354,9 +380,10 @@ def main():
     folder = Path(args.output or f"runs/sweep-{Path(args.script).stem}")
     try:
         results = run_all(settings, args, folder)
-    except KeyboardInterrupt:
+    except Interrupted as error:
         print(file=sys.stderr)  # ends the line of the setting that was running
-        raise DataError("interrupted; the same command continues") from None
+        error.args = ("interrupted; the same command continues",)
+        raise
     except WriteError as error:
         kept = "finished settings are kept, and the same command continues"
         raise DataError(f"{error.problem}; {kept}") from None

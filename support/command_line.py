@@ -30,6 +30,7 @@ from common import (
 )
 from support import demo
 from support.encoder import load_encoder
+from support.process import handling, interrupt
 
 INVALID_INPUT = 2  # exit status
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status
@@ -74,28 +75,31 @@ class Moved(argparse.Action):
 def run_main(main):
     """Call main(). For invalid input print one line and exit with status 2.
 
-    The same for what the system refuses, such as a full disk. A closed pipe ends it quietly.
+    The same for what the system refuses, such as a full disk. SIGTERM and Ctrl-C end it with one
+    line and their own status, a closed pipe ends it quietly.
     """
     try:
-        try:
-            main()
-        finally:
-            flush_output()
-    except KeyboardInterrupt:
-        fail("interrupted; the same command with --resume continues")
+        with handling(interrupt):
+            try:
+                main()
+            finally:
+                flush_output()
+    except KeyboardInterrupt as error:
+        message = str(error) or "interrupted; the same command with --resume continues"
+        fail(message, getattr(error, "status", 128 + signal.SIGINT))
     except BrokenPipeError:  # of `| head`
         sys.exit(CLOSED_PIPE)
     except Exception as error:
         message = one_line(error)
         if message is None:
             raise
-        fail(message)
+        fail(message, INVALID_INPUT)
 
 
-def fail(message):
+def fail(message, status):
     with contextlib.suppress(OSError):  # a terminal that is gone
         print(f"error: {message}", file=sys.stderr)
-    sys.exit(INVALID_INPUT)
+    sys.exit(status)
 
 
 def one_line(error):

@@ -31,6 +31,7 @@ from common import (
     writing,
 )
 from support.encoder import read_json
+from support.process import Interrupted, check_lock, deferred_signals, lock_folder
 from support.records import read_checkpoint, write_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,6 +95,7 @@ class Run:
         scores              {model: {set: score}}, the table at the end
         scaler              of the gradients, in fp16
         metrics_bytes       the length of metrics.jsonl
+        meter               what the steps since its last line have logged
     """
 
     def __init__(self, args, unit="sentences"):
@@ -110,6 +112,7 @@ class Run:
 
     def check_folder(self):
         """Raises DataError if the folder may not be written."""
+        check_lock(self.folder)
         if (self.folder / "args.json").exists():
             if not self.args.resume and not self.args.overwrite:
                 advice = "use --resume, --overwrite or another --output"
@@ -128,11 +131,13 @@ class Run:
         arguments = {
             key: value for key, value in vars(self.args).items() if key not in NOT_COMPARED
         }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = lock_folder(self.folder)
+        self.check_folder()  # again: another run may have begun and ended by now
         before = read_json(self.folder / "args.json")
         if before is not None and self.args.resume:
             self.check_arguments(arguments, before)
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
             # In this order: after a crash the folder still contains the old run, or none.
             for name in FILES_OF_A_RUN:
                 (self.folder / name).unlink(missing_ok=True)
@@ -218,8 +223,9 @@ class Run:
         longest_idle = patience * epoch_steps or math.inf
         self.begin_stage(stage, modules, optimizer, dev_score, save)
         done = self.state["step"]
-        meter = Meter()
-        with progress(total=total, initial=done, desc=stage, unit="step") as bar:
+        meter = Meter(self.state["meter"])
+        bar = progress(total=total, initial=done, desc=stage, unit="step")
+        with bar, deferred_signals() as requests:
             for number, rows in order.batches_after(done):
                 if number > total or number - self.state["best_step"] > longest_idle:
                     return
@@ -236,9 +242,11 @@ class Run:
                 if "dev" in entry or number % LOG_STEPS == 0:
                     self.log(stage=stage, step=number, **entry)
                     meter.clear()
-                if "dev" in entry:
-                    self.state["step"] = number
+                if "dev" in entry or requests.signal:
+                    self.state.update(step=number, meter=list(meter.values))
                     self.checkpoint(modules, optimizer)
+                if requests.signal:
+                    raise Interrupted(requests.signal, self.where())
                 bar.set_postfix_str(meter.describe(entry, self.unit, self.state["best"]), False)
                 bar.update()
 
@@ -252,12 +260,13 @@ class Run:
         """Restore the last checkpoint if it is of this stage; else score and save the student."""
         if self.state["stage"] == stage:
             self.restore(modules, optimizer)
+            self.state.setdefault("meter", [])
             return
         best = dev_score()
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
         self.save(save)  # before the checkpoint, which says that it is there
-        self.state.update(stage=stage, step=0, best=best, best_step=0)
+        self.state.update(stage=stage, step=0, best=best, best_step=0, meter=[])
         self.log(stage=stage, step=0, dev=best)
         self.checkpoint(modules, optimizer)
 
@@ -305,6 +314,12 @@ class Run:
             f"{self.folder} keeps its best student (dev {best:.2f}) and the checkpoint of step "
             f"{step} of stage {stage}; --resume continues once there is room"
         )
+
+    def where(self):
+        """What a run says that a signal ends."""
+        step = f"step {self.state['step']} of stage {self.state['stage']}"
+        advice = "the same command with --resume continues"
+        return f"interrupted; {self.folder} has the checkpoint of {step}; {advice}"
 
     @says_what_is_whole
     def log(self, **values):
@@ -459,12 +474,15 @@ def peak_memory_mb():
 
 
 class Meter:
-    """Means since the last line of the log, and the speed since the stage began."""
+    """Means since the last line of the log, and the speed since the stage began or went on.
 
-    def __init__(self):
+    values: what the steps since that line have logged, where a run goes on.
+    """
+
+    def __init__(self, values=()):
         self.rows = 0
         self.seconds = 0.0
-        self.clear()
+        self.values = list(values)
 
     def clear(self):
         self.values = []

@@ -1,6 +1,9 @@
 """support/command_line.py: options and their ranges, the data that options name, error lines."""
 
+import errno
 import json
+import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -120,22 +123,57 @@ def test_an_option_that_moved_is_in_no_help_and_no_arguments(parse):
     assert not hasattr(parse(old="other.py does it"), "old")
 
 
-def test_main_prints_one_line_and_exits_with_status_2(capsys):
+def test_main_prints_one_line_and_exits_with_the_status_of_the_reason(capsys):
     def refuse():
         raise DataError("a.txt:3: wrong")
 
     def interrupt():
         raise KeyboardInterrupt
 
-    for main, line in (
-        (refuse, "error: a.txt:3: wrong\n"),
-        (interrupt, "error: interrupted; the same command with --resume continues\n"),
+    def terminate():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def full_disk():
+        raise OSError(errno.ENOSPC, "No space left on device", "a.txt")
+
+    def library():
+        raise Exception("I/O error: No space left on device (os error 28)")
+
+    def no_memory():
+        raise MemoryError("cannot allocate 1 GB")
+
+    interrupted = "error: interrupted; the same command with --resume continues\n"
+    for main, line, status in (
+        (refuse, "error: a.txt:3: wrong\n", 2),
+        (interrupt, interrupted, 130),
+        (terminate, interrupted, 143),
+        (full_disk, "error: a.txt: No space left on device\n", 2),
+        (library, "error: standard output or another stream: No space left on device\n", 2),
+        (no_memory, "error: out of memory; cannot allocate 1 GB\n", 2),
     ):
         with pytest.raises(SystemExit) as exit:
             run_main(main)
-        assert exit.value.code == 2
+        assert exit.value.code == status
         assert capsys.readouterr().err == line
     run_main(lambda: None)  # no error, no exit
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback():
+    def mistake():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        run_main(mistake)
+
+
+def test_a_pipe_that_nobody_reads_ends_quietly(capsys):
+    def closed():
+        raise BrokenPipeError
+
+    with pytest.raises(SystemExit) as exit:
+        run_main(closed)
+    assert exit.value.code == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import contextlib
 import io
 import os
 import resource
+import signal
 import stat
 import subprocess
 import tarfile
 
 import numpy as np
 import pytest
-from processes import SCRIPTS, result, small_run
+from processes import SCRIPTS, metrics, result, small_run
 
 import analyze
 import common
@@ -262,3 +263,55 @@ def test_negatives_are_written_whole_or_not_at_all(tmp_path):
     with largest_file(1000), pytest.raises(WriteError, match="negatives.tsv: File too large"):
         retrieval_training.write_negatives(file, tmp_path, data, np.array([[0]]))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+# ---- signals and company
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sigterm_and_ctrl_c_end_a_step_and_the_run_goes_on_bit_by_bit(
+    processes, untouched, models_folder, files, tmp_path, script
+):
+    folder = tmp_path / "out"
+    options = (*small_run(script, models_folder, files), "--output", folder, "--resume")
+    for number, name, lines in ((signal.SIGTERM, "143", 2), (signal.SIGINT, "130", 6)):
+        process = processes.start(script, *options)
+        process.wait_until(lambda lines=lines: len(metrics(folder)) >= lines)
+        process.send_signal(number)
+        assert str(process.wait().returncode) == name
+        line = process.errors[-1]
+        assert line.startswith(f"error: interrupted; {folder} has the checkpoint of step ")
+        assert line.endswith("; the same command with --resume continues")
+        assert sum("error" in line for line in process.errors) == 1
+    assert processes.run(script, *options).returncode == 0
+    assert result(folder) == untouched(script)
+
+
+def test_two_runs_do_not_write_into_one_folder(
+    processes, untouched, models_folder, files, tmp_path
+):
+    folder = tmp_path / "out"
+    options = (*small_run("distilface", models_folder, files), "--output", folder)
+    first = processes.start("distilface", *options)
+    first.wait_for_step(folder, 3)
+    first.send_signal(signal.SIGSTOP)
+    for more in ("--resume", "--overwrite"):
+        line = error_of(processes.run("distilface", *options, more))
+        assert line.startswith(f"{folder}: process {first.pid} on ")
+        assert "is writing into it; wait for its end" in line
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert str(first.pid) in (folder / ".lock").read_text()
+    assert processes.run("distilface", *options, "--resume").returncode == 0
+    assert result(folder) == untouched("distilface")
+    assert not (folder / ".lock").exists()
+
+
+def test_a_closed_pipe_ends_quietly(processes, models_folder, files, tmp_path):
+    """As `| head -1` closes it."""
+    os.mkfifo(tmp_path / "pipe")
+    pairs = ("--pairs", files / "dev.tsv")
+    process = processes.start("eval_sts", models_folder / "mean", *pairs, output=tmp_path / "pipe")
+    os.close(os.open(tmp_path / "pipe", os.O_RDONLY))  # waits for the process to open it
+    assert process.wait().returncode == 128 + signal.SIGPIPE
+    assert process.errors == []

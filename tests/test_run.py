@@ -1,8 +1,15 @@
 """support/run.py: the output folder, and the bookkeeping of a loop around a small model."""
 
+import errno
 import itertools
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +20,11 @@ from torch import nn
 
 import common
 from common import DataError
+from support import process
+from support.process import Interrupted
 from support.run import LOG_STEPS, Order, Run, set_learning_rate
 
+ROOT = Path(__file__).resolve().parent.parent
 ROWS = 50
 BATCH_SIZE = 8
 EPOCH_STEPS = 7  # with a batch that is not full
@@ -75,8 +85,8 @@ class Training:
     def save(self):
         self.saved.append(self.model.weight.detach().clone())
 
-    def train(self, until=math.inf, **options):
-        """The loop of a script, cut off after the step `until`."""
+    def train(self, until=math.inf, signal_at=None, **options):
+        """The loop of a script, cut off after the step `until`; signal_at: (signal, step)."""
         options = dict(epochs=3, batch_size=BATCH_SIZE) | options
         steps = self.run.steps(
             self.stage,
@@ -98,6 +108,8 @@ class Training:
             self.steps.append((step.number, step.starts_epoch, step.rows.tolist()))
             self.draws.append(float(torch.rand(())))
             step.log(loss=loss, count=self.queue.count)
+            if signal_at and step.number == signal_at[1]:
+                os.kill(os.getpid(), signal_at[0])
             if step.number == until:
                 steps.close()  # as a kill does it: nothing after the yield is run
         return self
@@ -319,6 +331,106 @@ def test_a_run_that_is_killed_ends_like_one_that_is_not(tmp_path, kills, drop_la
     assert last.result() == whole.result()
     assert metrics(folder) == metrics(tmp_path / "whole")
     assert last.run.state == whole.run.state | {"metrics_bytes": last.run.state["metrics_bytes"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ends", [(1,), (3,), (4,), (7, 8), (2, 11, 20), (28,)])
+def test_a_run_that_a_signal_ends_goes_on_at_the_next_step(tmp_path, number, ends):
+    """Between two lines of the log, too: their means are of all steps before them."""
+    options = dict(epochs=4)
+    whole = Training(arguments(tmp_path / "whole"), DEV).train(**options)
+    folder = tmp_path / "ended"
+    done = 0
+    for start, end in enumerate(ends):
+        training = resume(folder, start)
+        with pytest.raises(Interrupted) as error:
+            training.train(signal_at=(number, end), **options)
+        assert error.value.status == 128 + number
+        assert f"has the checkpoint of step {end} of stage stage; the same" in str(error.value)
+        assert [step for step, _, _ in training.steps] == list(range(done + 1, end + 1))
+        done = end
+    last = resume(folder, start=99)
+    last.train(**options)
+    assert last.steps == whole.steps[done:]
+    assert last.result() == whole.result()
+    assert metrics(folder) == metrics(tmp_path / "whole")
+    assert last.run.state == whole.run.state | {"metrics_bytes": last.run.state["metrics_bytes"]}
+    assert signal.getsignal(number) != signal.SIG_DFL or number == signal.SIGTERM
+
+
+def test_a_second_signal_ends_a_run_at_once(tmp_path):
+    training = Training(arguments(tmp_path))
+    steps = training.run.steps(
+        *("stage", LENGTHS, [training.model], training.optimizer),
+        *(training.dev_score, training.save),
+        **dict(epochs=1, batch_size=BATCH_SIZE),
+    )
+    next(steps)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    steps.close()
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert training.run.stored["step"] == 0
+
+
+def test_a_line_of_the_log_is_whole_or_absent(tmp_path):
+    """A disk that is nearly full takes a part of a line, and says nothing."""
+
+    class NearlyFull:
+        def __init__(self, file, room):
+            self.file = file
+            self.room = room
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            part = data[: self.room]
+            self.room -= len(part)
+            return self.file.write(part)
+
+    run = Run(arguments(tmp_path))
+    run.start()
+    run.log(step=1)
+    run.metrics = NearlyFull(run.metrics, room=5)
+    with pytest.raises(DataError, match="metrics.jsonl: No space left on device.*has no student"):
+        run.log(step=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+# ---- other processes
+
+
+def test_a_folder_belongs_to_one_process(tmp_path):
+    """The lock goes with its process, however that ends."""
+    code = (
+        "import sys, pathlib; sys.path[0] = sys.argv[2]\n"
+        "from support import process\n"
+        "lock = process.lock_folder(pathlib.Path(sys.argv[1]))\n"
+        "print(process.this_process(), flush=True); input()\n"
+    )
+    command = [sys.executable, "-c", code, tmp_path, ROOT]
+    for end in ("", "kill"):
+        other = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
+        name = other.stdout.readline().strip()
+        assert name.startswith(f"process {other.pid} on ")
+        for options in (dict(), dict(resume=True), dict(overwrite=True)):
+            with pytest.raises(DataError, match=f"{name} is writing into it; wait for its end"):
+                Run(arguments(tmp_path, **options))
+        before = sorted(tmp_path.iterdir())
+        assert [path.name for path in before] == [".lock"]
+        other.kill() if end else other.communicate("\n")
+        other.wait()
+        assert (tmp_path / ".lock").exists() == bool(end)
+    run = Run(arguments(tmp_path))
+    run.start()
+    assert (tmp_path / ".lock").read_text() == process.this_process()
+    Run(arguments(tmp_path, resume=True)).start()  # it is ours
+    del run
 
 
 def test_the_queue_is_restored_and_not_replayed(tmp_path):

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import sweep
+from common import DataError
 
 # It has the options and the output folder of a training script. Its dev score depends on lr and
 # seed; lr 9 fails as a loss that is not a number does; --wait gives time to interrupt it.
@@ -276,7 +278,7 @@ def test_interrupted_it_continues_with_the_same_command(script, run, tmp_path, e
         time.sleep(0.02)
     process.send_signal(end)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
+    assert process.returncode == 128 + end
     assert errors.splitlines()[-1] == "error: interrupted; the same command continues"
     time.sleep(2.5)  # the script was ended too, so that it does not finish the setting
     assert not (out / "seed=1" / "metrics.jsonl").exists()
@@ -286,6 +288,27 @@ def test_interrupted_it_continues_with_the_same_command(script, run, tmp_path, e
     assert calls(tmp_path) == ["seed=0", "seed=1", "seed=1", "seed=2"]
     assert "1 of 3" not in again.stderr
     assert "2 of 3: seed=1: dev 12.00 at step 5" in again.stderr
+
+
+def test_a_sweep_that_is_killed_takes_its_script_with_it(script, tmp_path):
+    if sys.platform != "linux":
+        pytest.skip("only Linux ends a process with its parent")
+    out = tmp_path / "out"
+    command = (script, "seed=0,1", "--output", out, "--", "--wait", 60)
+    sweeping = subprocess.Popen([sys.executable, sweep.__file__, *map(str, command)], stderr=-3)
+    while not calls(tmp_path):
+        assert sweeping.poll() is None
+        time.sleep(0.02)
+    children = Path(f"/proc/{sweeping.pid}/task/{sweeping.pid}/children").read_text().split()
+    with pytest.raises(DataError, match=f"process {sweeping.pid} on .* is writing into it"):
+        sweep.open_folder(out, {}, overwrite=True)
+    sweeping.kill()
+    sweeping.wait()
+    (child,) = children
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < deadline, "the script runs on"
+        time.sleep(0.02)
 
 
 # ---- with distilface.py
