@@ -197,7 +197,6 @@ from support.command_line import (
     load_student,
     load_teacher,
     positive,
-    probability,
     reload_student,
     run_main,
     training_sentences,
@@ -329,7 +328,6 @@ def parse_args():
     add("--finetune-epochs", type=count, default=5, help="stage 2; %(default)s (4.2)")
     add("--finetune-batch-size", type=count, default=128, help="stage 2; %(default)s (4.2)")
     add("--finetune-lr", type=positive, help="stage 2; 1e-5 for 52M parameters, else 5e-5 (4.2)")
-    add("--dropout", type=probability, help="of the student; by default its own")
     add_run_options(parser, "runs/ckd", max_length=64, eval_steps=125, patience=3)
     args = parser.parse(
         demo_defaults=dict(

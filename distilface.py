@@ -162,6 +162,7 @@ from common import MINILM, DataError, Tokens, table
 from support.command_line import (
     ArgumentParser,
     add_data_options,
+    add_dropout_option,
     add_run_options,
     check_negatives,
     count,
@@ -169,6 +170,7 @@ from support.command_line import (
     positive,
     reload_student,
     run_main,
+    set_dropout,
     training_sentences,
 )
 from support.encoder import Encoder, LayerPooling, load_encoder
@@ -223,7 +225,8 @@ def parse_args():
             "--quantize": "quantize.py OUTPUT writes and measures the int8 model",
         },
     )
-    add = parser.add_argument_group("model").add_argument
+    model = parser.add_argument_group("model")
+    add = model.add_argument
     add("--student", default="distilbert-base-uncased", help="folder or Hub name; %(default)s (4)")
     add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
     add(
@@ -232,6 +235,7 @@ def parse_args():
         default="avg_last4",
         help="how the student is read, whatever its folder states; %(default)s (5.6, Table 3)",
     )
+    add_dropout_option(model)
     add_data_options(parser, "wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method (tables of the paper in brackets)").add_argument
     add("--temperature", type=positive, default=0.05, help="tau; %(default)s (Table 3)")
@@ -282,6 +286,7 @@ def load_student(args):
     encoder = Encoder(
         encoder.model, encoder.tokenizer, pooling, no_heads, normalize, encoder.max_length
     )
+    set_dropout(encoder, args)
     return encoder.to(args.device)
 
 

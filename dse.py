@@ -207,11 +207,13 @@ from common import MINILM, DataError, Tokens, encode, replace, resolve, table, t
 from support import demo, glue
 from support.command_line import (
     ArgumentParser,
+    add_dropout_option,
     add_run_options,
     count,
     fraction,
     positive,
     run_main,
+    set_dropout,
 )
 from support.encoder import Encoder, LayerPooling, load_encoder
 from support.run import Run
@@ -421,7 +423,8 @@ BERT_LARGE = dict(
 
 def parse_args():
     parser = ArgumentParser("DSE: distill a cross-encoder. Defaults are the paper's.")
-    add = parser.add_argument_group("models and data").add_argument
+    models = parser.add_argument_group("models and data")
+    add = models.add_argument
     add("--task", choices=tuple(glue.TASKS), default="mrpc", help="%(default)s")
     add("--glue", help="folder that contains GLUE's MRPC, STS-B, ...; by default from the Hub")
     add(
@@ -434,6 +437,7 @@ def parse_args():
         help="folder or Hub name; by default --teacher as it is before fine-tuning (3.4)",
     )
     add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
+    add_dropout_option(models)
     add = parser.add_argument_group("method (sections of the paper in brackets)").add_argument
     add(
         "--alpha",
@@ -516,6 +520,7 @@ def load_models(args):
     """--student, --teacher -> Student, CrossEncoder. Raises DataError."""
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = new_encoder(args.student or args.teacher, args.student_layers)
+    set_dropout(encoder, args)
     encoder.requires_grad_(not args.freeze_encoder)
     student = Student(encoder, glue.TASKS[args.task].outputs)
     teacher = CrossEncoder(args.teacher, args.task, args.max_length)

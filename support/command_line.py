@@ -131,7 +131,14 @@ def add_model_options(parser, teacher, student_pooling="mean"):
         help=f"how the student is read; {stated}, else {student_pooling}",
     )
     add("--teacher-pooling", choices=POOLINGS, help=f"how the teacher is read; {stated}, else mean")
+    add_dropout_option(group)
     return group
+
+
+def add_dropout_option(parser):
+    parser.add_argument(
+        "--dropout", type=probability, help="of the student in training; by default its own"
+    )
 
 
 def add_data_options(parser, train):
@@ -209,13 +216,11 @@ def add_evaluation_options(parser):
 
 
 def check_device(args):
-    """Raises DataError for a device that is not there, or cannot compute in --precision."""
+    """Raises DataError for a device that is not there."""
     if args.device.startswith("cuda") and torch.cuda.is_available():
         return
     if args.device != "cpu":
         raise DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
-    if getattr(args, "precision", "fp32") != "fp32":
-        raise DataError(f"--precision {args.precision}: expected fp32 on a CPU")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,13 +253,12 @@ def reload_student(folder, args):
 
 
 def set_dropout(encoder, args):
-    """--dropout, where a script has it and it is given, instead of the encoder's own."""
-    dropout = getattr(args, "dropout", None)
-    if dropout is None:
+    """--dropout, where it is given, instead of the encoder's own."""
+    if args.dropout is None:
         return
     for module in encoder.modules():
         if isinstance(module, torch.nn.Dropout):
-            module.p = dropout
+            module.p = args.dropout
 
 
 def load_teacher(args):

@@ -142,7 +142,6 @@ def test_main_prints_one_line_and_exits_with_status_2(capsys):
     "options, expected",
     [
         (("--device", "gpu"), "--device gpu: expected cpu, or cuda"),
-        (("--device", "cpu", "--precision", "fp16"), "--precision fp16: expected fp32 on a CPU"),
         (("--precision", "int4"), "--precision"),
     ],
 )
@@ -180,6 +179,7 @@ def model_arguments(**options):
         student_layers=None,
         pooling=None,
         teacher_pooling=None,
+        dropout=None,
         device="cpu",
     )
     return SimpleNamespace(**(defaults | options))
