@@ -103,22 +103,35 @@ class Student(nn.Module):
 
     encoder: has `model`, a transformer; `pooling`, "cls" or "mean"; `heads`, dense layers behind it
     (a model's own pooler is one); `normalize`; `dimension`, that of an embedding.
-    projected_dimension: the teacher's dimension D_T, or None for no projection.
+    add_head(linear, activation).
+    projected_dimension: the teacher's dimension D_T, or None for no projection. M is dropped after
+    stage 1, or with keep_projection it has no bias and becomes the encoder's last head.
     """
 
-    def __init__(self, encoder, projected_dimension=None):
+    def __init__(self, encoder, projected_dimension=None, keep_projection=False):
         super().__init__()
         self.encoder = encoder
+        self.heads = encoder.heads[:]  # without M
+        self.projection = nn.Identity()
         if projected_dimension is None:
-            self.projection = nn.Identity()
-        else:
-            self.projection = nn.Linear(encoder.dimension, projected_dimension)  # M
+            return
+        bias = not keep_projection
+        self.projection = nn.Linear(encoder.dimension, projected_dimension, bias)  # M
+        if keep_projection:
+            encoder.add_head(self.projection, nn.Identity())
+
+    @torch.no_grad()
+    def start_projection(self, alignment):
+        """Start M as the transpose of a matrix A [D_T, D], which maps teacher to student."""
+        self.projection.weight.copy_(alignment)
+        if self.projection.bias is not None:
+            self.projection.bias.zero_()
 
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> h^S [N, D], in float32."""
         token_states = self.encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
         pooled = pool(token_states, attention_mask, self.encoder.pooling)  # [N, H]
-        embedding = self.encoder.heads(pooled).float()  # [N, D]
+        embedding = self.heads(pooled).float()  # [N, D]
         if self.encoder.normalize:
             embedding = F.normalize(embedding, dim=-1)
         return embedding
@@ -183,10 +196,12 @@ class MemoryBank(nn.Module):
 # Training
 # --------------------------------------------------------------------------------------------------
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
+    add_alignment_options,
     add_data_options,
     add_model_options,
     add_run_options,
@@ -195,7 +210,7 @@ from support.command_line import (
     count_or_none,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
     reload_student,
     run_main,
@@ -314,6 +329,7 @@ def parse_args():
     stages = ("distill", "finetune", "both")
     add("--stage", choices=stages, default="both", help="stage 1 (3.1), stage 2 (3.2); %(default)s")
     add("--projection", action="store_true", help="use M (eq. 6) also where dimensions are equal")
+    add_alignment_options(add, "start M (eq. 6) by principal components and a rotation")
     add("--temperature", type=positive, help="tau of eq. 5; 0.05, or learned from 0.368 on")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     add(
@@ -370,14 +386,25 @@ def choose_queue_size(args, sentences):
         check_negatives(sentences, args.batch_size)
 
 
-def run_stage_1(encoder, sentences, teacher, evaluation, run, args):
-    """Distill the teacher into the encoder, score the result."""
-    teacher_tokens = Tokens(teacher, sentences, args.max_length)
-    targets = teacher_embeddings(teacher, teacher_tokens, args.device)
+def build_student(encoder, sentences, targets, args):
+    """The student of stage 1, with M where the dimensions differ or an option asks for it."""
+    asked_for = args.projection or args.align or args.keep_projection
+    if not asked_for and targets.dimension == encoder.dimension:
+        return Student(encoder)
+    if args.align:
+        alignment = align_by_sample(targets, encoder, sentences, args.seed)
     torch.manual_seed(args.seed)  # M starts at random
-    projected = args.projection or targets.dimension != encoder.dimension
-    projected_dimension = targets.dimension if projected else None
-    student = Student(encoder, projected_dimension)
+    student = Student(encoder, targets.dimension, args.keep_projection)
+    if args.align:
+        student.start_projection(torch.from_numpy(alignment.matrix))
+    return student
+
+
+def run_stage_1(encoder, sentences, teachers, evaluation, run, args):
+    """Distill the teacher into the encoder, score the result."""
+    tokenize = partial(Tokens, sentences=sentences, max_length=args.max_length)
+    targets = teachers.embeddings(tokenize, args.device)
+    student = build_student(encoder, sentences, targets, args)
     tokens = Tokens(encoder, sentences, args.max_length)
     distill(student.to(args.device), tokens, targets, evaluation, run, args)
     title = "student after stage 1"
@@ -403,17 +430,17 @@ def main():
     if "distill" in stages:
         sentences = training_sentences(args.train)
         choose_queue_size(args, len(sentences))
-        teacher = load_teacher(args)
+        teachers = load_teachers(args)
     if "finetune" in stages:
         triplets = training_triplets(args.triplets)
 
     run.start()
     if run.is_new():
         if "distill" in stages:
-            run.scores["teacher"] = evaluation.scores(teacher, "teacher")
+            run.scores.update(teachers.scores(evaluation))
         run.scores["student before"] = evaluation.scores(encoder, "student before")
     if "distill" in stages and not run.finished("distill"):
-        run_stage_1(encoder, sentences, teacher, evaluation, run, args)
+        run_stage_1(encoder, sentences, teachers, evaluation, run, args)
     if "distill" in stages:
         encoder = reload_student(run.folder, args)
     if "finetune" in stages and not run.finished("finetune"):
@@ -421,7 +448,7 @@ def main():
     run.write_card(
         f"Distilled by `ckd.py` (DistilCSE, arXiv:2112.05638), stages: {' and '.join(stages)}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
     )
     print(table(run.scores))
 

@@ -582,13 +582,19 @@ def spearman(encoder, sets, title=""):
     {name: ScoredPairs} -> {name: score}, and "avg", their mean, where there are several. Each
     distinct sentence is encoded once. The encoder stays in the mode (train or eval) that it is in.
     """
+    training = encoder.training
+    scores = spearman_of(functools.partial(encode_sentences, encoder.eval(), title=title), sets)
+    encoder.train(training)
+    return scores
+
+
+def spearman_of(encode_all, sets):
+    """The same of any vectors: encode_all(list of n distinct sentences) -> array [n, D]."""
     row = {}
     for pairs in sets.values():
         for text in pairs.first + pairs.second:
             row.setdefault(text, len(row))
-    training = encoder.training
-    vectors = encode_sentences(encoder.eval(), row, title)
-    encoder.train(training)
+    vectors = encode_all(list(row))
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     scores = {}
     for name, pairs in sets.items():

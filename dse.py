@@ -676,7 +676,7 @@ def main():
         run.write_card(
             f"Distilled by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}.",
             student=args.student or args.teacher,
-            teacher=args.teacher,
+            teachers=[args.teacher],
             task="text-classification",
             metric=None,
             library="transformers",

@@ -165,6 +165,11 @@ class Student(nn.Module):
         if keep_mapping:
             encoder.add_head(self.mapping, nn.Identity())
 
+    @torch.no_grad()
+    def start_mapping(self, alignment):
+        """Start W as the transpose of a matrix A [D_T, D], which maps teacher to student."""
+        self.mapping.weight.copy_(alignment)
+
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> X [N, H], the mean of the input embeddings, and S [N, D]; float32."""
         output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
@@ -199,7 +204,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
@@ -208,10 +214,11 @@ from support.command_line import (
     add_model_options,
     add_run_options,
     check_negatives,
+    check_only_teacher,
     count,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
     reload_student,
     run_main,
@@ -224,12 +231,12 @@ from support.retrieval_training import (
     TokenizedTexts,
     add_retrieval_options,
     given_negatives,
-    negatives_given,
+    mined_negatives,
     read_training_data,
-    training_negatives,
     training_rows,
 )
 from support.run import Run, set_learning_rate
+from support.teachers import Teachers
 
 TEXTS_AT_A_TIME = 32  # in stage 2, of the positives and hard negatives of a batch
 
@@ -406,7 +413,17 @@ def parse_args():
     )
     texts = ("anchor", "all")
     add("--hsic-texts", choices=texts, default="anchor", help="stage 2: of HSIC; %(default)s")
-    add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
+    add(
+        "--keep-mapping",
+        "--keep-projection",
+        action="store_true",
+        help="W stays: the student uses the teacher's space",
+    )
+    add(
+        "--align",
+        action="store_true",
+        help="start W by principal components and a rotation; see support/alignment.py",
+    )
     add("--dim", type=count, help="stage 2: project the embedding to this dimension (3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the batch")
     for prefix, stage in (("", "stage 1"), ("finetune-", "stage 2")):
@@ -455,25 +472,29 @@ class Labels(NamedTuple):
 class Task(NamedTuple):
     """What a student learns from, and how it and its teacher are scored."""
 
-    tokens: Tokens  # of stage 1, None without it
-    teacher_tokens: Tokens  # the same texts
+    teachers: Teachers  # None where nothing needs them
+    texts: TokenizedTexts  # of stage 1, None without it
     labels: Callable  # () -> Labels, when stage 2 begins
     evaluation: EvaluationSets | RetrievalSets
-    teacher_evaluation: EvaluationSets | RetrievalSets
+    teacher_scores: Callable  # () -> {row: {set: score}}
 
 
-def similarity_task(encoder, teacher, stages, args):
+def similarity_task(encoder, args, stages):
     """Section 4.3, STS: sentences, and triplets of NLI. Raises DataError."""
     evaluation = evaluation_sets(args)
-    tokens = teacher_tokens = labels = None
+    texts = labels = teachers = None
     if "distill" in stages:
         texts = TokenizedTexts(training_sentences(args.train), args.max_length)
         check_negatives(len(texts.texts), args.batch_size)
-        tokens = texts.of(encoder)
-        teacher_tokens = texts.of(teacher)
+        teachers = load_teachers(args)
     if "finetune" in stages:
         labels = partial(label_triplets, encoder, training_triplets(args.triplets), args.max_length)
-    return Task(tokens, teacher_tokens, labels, evaluation, evaluation)
+    return Task(teachers, texts, labels, evaluation, partial(scores_of, teachers, evaluation))
+
+
+def scores_of(teachers, evaluation):
+    """{row: {set: score}} of the teachers, if the run has any."""
+    return {} if teachers is None else teachers.scores(evaluation)
 
 
 def label_triplets(encoder, triplets, max_length):
@@ -484,7 +505,7 @@ def label_triplets(encoder, triplets, max_length):
     return Labels(tokens, rows[0], rows[1], rows[2][:, None])
 
 
-def retrieval_task(encoder, teacher, stages, args):
+def retrieval_task(encoder, args, stages):
     """Section 4.3, DR: all passages and training queries. Raises DataError."""
     test_split = None if args.skip_test else args.test_split
     passages, data, sets = read_training_data(
@@ -494,21 +515,34 @@ def retrieval_task(encoder, teacher, stages, args):
     if "distill" in stages:
         check_negatives(len(texts.texts), args.batch_size)
     given = given_negatives(len(passages), data, args) if "finetune" in stages else None
-    tokens = texts.of(encoder)
-    teacher_tokens = None if teacher is None else texts.of(teacher)
-    labels = partial(label_queries, data, given, tokens, teacher, teacher_tokens, args)
+    mines = "finetune" in stages and given is None
+    teachers = None
+    if mines or "distill" in stages:
+        check_only_teacher(args, "it searches among passages")
+        teachers = load_teachers(args)
+    labels = partial(label_queries, data, given, texts, encoder, teachers, args)
     evaluation = sets._replace(similarity=args.similarity)
     teacher_evaluation = sets._replace(similarity=args.teacher_similarity)
-    return Task(tokens, teacher_tokens, labels, evaluation, teacher_evaluation)
+    return Task(
+        teachers, texts, labels, evaluation, partial(search_scores, teachers, teacher_evaluation)
+    )
 
 
-def label_queries(data, given, tokens, teacher, teacher_tokens, args):
+def search_scores(teachers, evaluation):
+    """{row: {metric: score}} of the teacher, if the run has one."""
+    return {} if teachers is None else {"teacher": evaluation.scores(teachers.first, "teacher")}
+
+
+def label_queries(data, given, texts, encoder, teachers, args):
     """Training queries, their positives, and hard negatives that are given or mined -> Labels.
 
     The teacher mines them: the passages most similar to a query, its positives left out.
     """
-    negatives = training_negatives(data, given, teacher, teacher_tokens, args)
+    negatives = given
+    if given is None:
+        negatives = mined_negatives(data, teachers.first, texts.of(teachers.first), args)
     queries, positives, negatives = training_rows(data, negatives)
+    tokens = texts.of(encoder)
     passages = len(tokens) - len(data.queries)
     return Labels(tokens, passages + queries, positives, negatives)
 
@@ -516,12 +550,17 @@ def label_queries(data, given, tokens, teacher, teacher_tokens, args):
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
 
 
-def run_stage_1(encoder, task, teacher, run, args):
+def run_stage_1(encoder, task, run, args):
     """Distill the teacher into the encoder, score the result."""
-    targets = teacher_embeddings(teacher, task.teacher_tokens, args.device)
+    targets = task.teachers.embeddings(task.texts.of, args.device)
+    if args.align:
+        alignment = align_by_sample(targets, encoder, task.texts.texts, args.seed)
     torch.manual_seed(args.seed)  # W starts at random
     student = Student(encoder, targets.dimension, args.keep_mapping, args.hsic_layer)
-    distill(student.to(args.device), task.tokens, targets, task.evaluation, run, args)
+    if args.align:
+        student.start_mapping(torch.from_numpy(alignment.matrix))
+    texts = task.texts.of(encoder)
+    distill(student.to(args.device), texts, targets, task.evaluation, run, args)
     title = "student after stage 1"
     run.finish("distill", {title: task.evaluation.scores(reload_student(run.folder, args), title)})
 
@@ -553,25 +592,22 @@ def main():
     stages = ("distill", "finetune") if args.stage == "both" else (args.stage,)
     encoder = load_student(args)
     check_layer(encoder, args.hsic_layer)
-    mines = args.task == "dr" and not negatives_given(args)
-    teacher = load_teacher(args) if mines or "distill" in stages else None
-    task = TASKS[args.task](encoder, teacher, stages, args)
+    task = TASKS[args.task](encoder, args, stages)
 
     run.start()
     if run.is_new():
-        if teacher is not None:
-            run.scores["teacher"] = task.teacher_evaluation.scores(teacher, "teacher")
+        run.scores.update(task.teacher_scores())
         run.scores["student before"] = task.evaluation.scores(encoder, "student before")
     if "distill" in stages:
         if not run.finished("distill"):
-            run_stage_1(encoder, task, teacher, run, args)
+            run_stage_1(encoder, task, run, args)
         encoder = reload_student(run.folder, args)
     if "finetune" in stages and not run.finished("finetune"):
         run_stage_2(encoder, task, run, args)
     run.write_card(
         f"Distilled by `ibkd.py` (IBKD, arXiv:2311.05472), stages: {' and '.join(stages)}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
         **CARDS[args.task],
     )
     print(table(run.scores))

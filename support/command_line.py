@@ -22,9 +22,11 @@ from common import (
     read_triplets,
     resolve,
     spearman,
+    spearman_of,
 )
 from support import demo
-from support.encoder import load_encoder
+from support.encoder import load_encoder, public_name
+from support.teachers import Teachers
 
 INVALID_INPUT = 2  # exit status
 POOLINGS = ("mean", "cls", "pooler")
@@ -49,7 +51,23 @@ class ArgumentParser(argparse.ArgumentParser):
             self.set_defaults(**demo_defaults)
         args = self.parse_args()
         check_device(args)
+        choose_teachers(args)
         return args
+
+
+def choose_teachers(args):
+    """The teachers that are given take the place of the default one. Raises DataError."""
+    if not hasattr(args, "teachers"):
+        return
+    if args.teachers:
+        args.teacher, *args.other_teachers = args.teachers
+    del args.teachers
+    if args.teacher_weights is None:
+        return
+    teachers = 1 + len(args.other_teachers)
+    if len(args.teacher_weights) != teachers:
+        given = ",".join(f"{value:g}" for value in args.teacher_weights)
+        raise DataError(f"--teacher-weights {given}: expected {teachers}, one for each --teacher")
 
 
 class Moved(argparse.Action):
@@ -109,16 +127,35 @@ probability = number(float, 0, 1, high_excluded=True)
 seed = number(int, 0, 2**32 - 1)  # Run multiplies it, and torch takes 64 bits
 
 
+def positive_numbers(text):
+    """Numbers above 0, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
 # --------------------------------------------------------------------------------------------------
 # Groups of options
 # --------------------------------------------------------------------------------------------------
 
 
 def add_model_options(parser, teacher, student_pooling="mean"):
-    """--teacher, --student, --student-layers, --pooling, --teacher-pooling."""
+    """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --dropout, ...
+
+    In the arguments, `teacher` is the first one and `other_teachers` are the rest.
+    """
     group = parser.add_argument_group("models")
     add = group.add_argument
-    add("--teacher", default=teacher, help="folder or Hub name; %(default)s")
+    add(
+        "--teacher",
+        action="append",
+        dest="teachers",
+        help=f"folder or Hub name; {teacher}; given several times, these teachers together",
+    )
+    add(
+        "--teacher-weights",
+        type=positive_numbers,
+        help="of several teachers' cosines in their weighted mean: 1,2; by default all equal",
+    )
+    parser.set_defaults(teacher=teacher, other_teachers=[])
     add(
         "--student",
         help="folder or Hub name; by default the teacher itself, cut to --student-layers",
@@ -133,6 +170,16 @@ def add_model_options(parser, teacher, student_pooling="mean"):
     add("--teacher-pooling", choices=POOLINGS, help=f"how the teacher is read; {stated}, else mean")
     add_dropout_option(group)
     return group
+
+
+def add_alignment_options(add, what):
+    """--align, --keep-projection. add: a parser's add_argument; what: what --align does."""
+    add("--align", action="store_true", help=f"{what}; see support/alignment.py")
+    add(
+        "--keep-projection",
+        action="store_true",
+        help="the student answers in the teacher's space, through a last dense head",
+    )
 
 
 def add_dropout_option(parser):
@@ -261,9 +308,20 @@ def set_dropout(encoder, args):
             module.p = args.dropout
 
 
-def load_teacher(args):
-    """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
-    return load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
+def load_teachers(args):
+    """The frozen encoders that --teacher describes -> Teachers. Raises DataError."""
+    names = [args.teacher, *args.other_teachers]
+    encoders = []
+    for name in names:
+        encoders.append(load_encoder(name, args.teacher_pooling).to(args.device).eval())
+    shares = args.teacher_weights or [1.0] * len(names)
+    return Teachers([public_name(name) for name in names], encoders, shares)
+
+
+def check_only_teacher(args, reason):
+    """Raises DataError, with the reason, if several teachers are given."""
+    if args.other_teachers:
+        raise DataError(f"--teacher {args.other_teachers[0]}: expected one teacher, as {reason}")
 
 
 def training_sentences(name):
@@ -308,6 +366,13 @@ class EvaluationSets(NamedTuple):
         scores = spearman(encoder, self.dev, title)
         if self.test:
             scores |= spearman(encoder, self.test, title)
+        return scores
+
+    def scores_of(self, encode_all):
+        """The same of any vectors: encode_all(list of n sentences) -> array [n, D]."""
+        scores = spearman_of(encode_all, self.dev)
+        if self.test:
+            scores |= spearman_of(encode_all, self.test)
         return scores
 
 

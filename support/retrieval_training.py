@@ -350,13 +350,11 @@ def read_negatives(path, beir, data, count):
     return negatives
 
 
-def training_negatives(data, given, teacher, tokens, args):
-    """The hard negatives of each training query [Q, K]: `given`, or the teacher's.
+def mined_negatives(data, teacher, tokens, args):
+    """The hard negatives of each training query [Q, K], which the teacher finds.
 
     tokens: the teacher's, of all passages and training queries. Raises DataError.
     """
-    if given is not None:
-        return given
     vectors = teacher_embeddings(teacher, tokens, args.device).array
     key = embeddings_key(teacher, tokens, "")
     settings = (args.hard_negatives, args.teacher_similarity, args.device)
@@ -366,17 +364,12 @@ def training_negatives(data, given, teacher, tokens, args):
     return mined
 
 
-def negatives_given(args):
-    """Are there hard negatives to read?"""
-    return args.negatives is not None and Path(args.negatives).exists()
-
-
 def given_negatives(passages, data, args):
     """The content of --negatives [Q, K], or None where they are to be mined.
 
     passages: how many distinct ones there are. Raises DataError.
     """
-    if negatives_given(args):
+    if args.negatives and Path(args.negatives).exists():
         return read_negatives(args.negatives, args.beir, data, args.hard_negatives)
     if args.negatives and not Path(args.negatives).parent.is_dir():
         raise DataError(f"{args.negatives}: no such file, and no folder to write it to")

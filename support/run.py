@@ -10,6 +10,7 @@ import json
 import math
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +22,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from common import DataError, batches, progress, replace, table
-from support.encoder import read_json
+from support.encoder import public_name, read_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
+WHAT_TO_TRY = (
+    "Try another --lr, more --epochs or sentences, and, where the teacher is of another dimension "
+    "than the student, --align or a contrastive loss (ckd.py)."
+)
 SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the next seed's
 NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
 FILES_OF_A_RUN = (
@@ -143,9 +148,19 @@ class Run:
 
     def finish(self, stage, scores=None):
         """A stage is over; scores: {row of the table at the end: {set: score}}."""
+        if self.state["best_step"] == 0:
+            self.report_no_gain(stage)
         self.state["finished"].append(stage)
         self.scores.update(scores or {})
         self.checkpoint()
+
+    def report_no_gain(self, stage):
+        """Say that the student is still the one that the stage began with, and what to try."""
+        print(
+            f"{self.folder}: stage {stage} never beat the dev score of its start, "
+            f"{self.state['best']:.2f}; the student is unchanged. {WHAT_TO_TRY}",
+            file=sys.stderr,
+        )
 
     # ---- the loop
 
@@ -302,14 +317,14 @@ class Run:
         self,
         text,
         student,
-        teacher=None,
+        teachers=(),
         task="sts",
         metric="spearman_cosine",
         library="sentence-transformers",
     ):
         """Write README.md, a model card with the Hub's model-index; the last row of the scores is
         the student's. metric: None if the columns name their own."""
-        student, teacher = public_name(student), public_name(teacher)
+        student = public_name(student)
         name = self.folder.name
         *_, own = self.scores.values()
         results = []
@@ -331,7 +346,9 @@ class Run:
             model_name=name,
             eval_results=results,
         )
-        origin = f"Teacher: {teacher}. Student initialized from: {student}."
+        names = ", ".join(map(public_name, teachers)) or "none"
+        noun = "Teachers" if len(teachers) > 1 else "Teacher"
+        origin = f"{noun}: {names}. Student initialized from: {student}."
         what = "Spearman x 100 of cosine similarity:\n\n" if metric else ""
         self.write(
             "README.md",
@@ -374,13 +391,6 @@ def named_tensors(modules):
     for position, module in enumerate(modules):
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             yield f"module{position}.{name}", value
-
-
-def public_name(model):
-    """A model's name without the folders of this machine."""
-    if model is None:
-        return "none"
-    return Path(model).name if Path(model).exists() else model
 
 
 def peak_memory_mb():

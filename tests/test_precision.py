@@ -22,12 +22,18 @@ ARGUMENTS = {
 SIMILARITY = ("ckd", "congen", "ibkd", "baselines", "distilface")  # choose the student by --dev
 
 
+def places(words, models_folder, files):
+    """The words of a command line, with the folder of each model and file before its name."""
+    folders = {"--teacher": models_folder, "--student": models_folder, "--train": files}
+    placed = []
+    for before, word in zip(("", *words), words):
+        placed.append(folders[before] / word if before in folders else word)
+    return placed
+
+
 def train(call_main, name, models_folder, files, output, precision):
     """Run a script without dropout -> its losses and its dev scores, {(stage, step): number}."""
-    places = {"--teacher": models_folder, "--student": models_folder, "--train": files}
-    words = []
-    for before, word in zip(("", *ARGUMENTS[name]), ARGUMENTS[name]):
-        words.append(places[before] / word if before in places else word)
+    words = places(ARGUMENTS[name], models_folder, files)
     if name in SIMILARITY:
         words += ["--dev", files / "dev.tsv"]
     script = importlib.import_module(name)
