@@ -28,6 +28,8 @@ What the papers leave open, and where this script differs from the original meth
   - PKD caches the teacher's layers: 49 GB for a million sentences of a RoBERTa-large and a student
     of 12 layers. The script says how much before it writes.
   - Learning rates follow the size of the student: section 4.2 of DistilCSE, Table 7 of ConGen.
+  - --align is none of the papers': KD on the teacher's embeddings, which principal components and a
+    rotation bring into the student's space, without M. Several --teacher are distilled together.
   - Left out: MetaKD, which needs labeled data of several domains. ConGen's CKD is ckd.py.
 Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --student OUTPUT.
 

@@ -31,6 +31,8 @@ What the paper leaves open, and where this script differs from the paper or the 
   - The student with the best dev score is kept over both stages. If stage 2 makes it worse, the
     student of stage 1 is the result. Stage 1 ends after --patience epochs without progress, stage 2
     trains all its epochs, as in the authors' code.
+  - M starts at random. --align starts it from principal components and a rotation, and
+    --keep-projection keeps it, which no paper does. Several --teacher are distilled together.
   - The TinyBERT students are the second general version, on the Hub nreimers/TinyBERT_L-4_H-312_v2
     and nreimers/TinyBERT_L-6_H-768_v2.
   - The paper's baselines are in baselines.py, except for MetaKD, which needs labeled data of

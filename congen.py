@@ -49,8 +49,9 @@ What the paper leaves open, and where this script differs from the paper or the 
     batches, as the authors' code does.
   - In one public version of the authors' code, generalize does not read the second view.
   - The head, linear + tanh, starts at random. --head identity starts it as the identity matrix,
-    which is better for a student initialized from teacher layers. A student that ends in a dense
-    layer of the teacher's dimension already gets no other.
+    which is better for a student initialized from teacher layers, and --align from the data, for a
+    teacher of another dimension. A student that ends in a dense layer of the teacher's dimension
+    already gets no other. Several --teacher are distilled together.
   - A student that Table 7 does not name, or that --student-layers cuts, takes the settings of the
     student nearest in size.
   - alpha = 1, control only, is SEED (Fang et al. 2021), and computes no second view. The baselines

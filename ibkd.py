@@ -32,7 +32,7 @@ What the paper leaves open, and where this script differs from the paper or the 
   - Eq. 8 and 10 print inner products. As in the code, both are the cosine, of W s and of S'. W
     starts as the identity if the dimensions agree. S is read without W, as the dimensions in Table
     2 say. The code keeps W in the student (--keep-mapping), whose queries then match an index that
-    the teacher built.
+    the teacher built. --align starts W from the data. Several --teacher are distilled together.
   - Eq. 10 contrasts an anchor with its own hard negatives, the code with those of the whole batch
     (--batch-negatives).
   - Stage 1 of the paper is on 3,590,265 sentences: NLI, and the same by WordNet and by back
