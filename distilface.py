@@ -199,9 +199,10 @@ def train(student, sentences, evaluation, run, args):
         drop_last=True,
     ):
         set_learning_rate(optimizer, args.lr * linear_decay(step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            first, second = student(input_ids, attention_mask)  # h, h^+ [N, D]
+            first, second = student(input_ids, attention_mask)  # h, h^+ [n, D]
+        first, second = step.gather(first, second)  # of all processes, [N, D]
         loss = simcse_loss(first, second, args.temperature)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -254,7 +255,8 @@ def parse_args():
             batch_size=64,
             max_steps=100,
             eval_steps=25,
-        )
+        ),
+        needs_dropout=True,
     )
 
 
