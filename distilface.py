@@ -26,6 +26,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     The authors' last notebooks, which train the final model, are in fp32: --precision fp32.
   - The average at the end is that of seven test sets. Table 2 has five, without STS16 and SICK-R:
     eval_sts.py --sets STS12,STS13,STS14,STS15,STS-B. Quantization (4.2, Table 5) is quantize.py.
+  - Each of several processes (torchrun) draws the dropout of its own sentences. So their number
+    changes the draws, and with them the losses.
 
   python distilface.py                              the paper's setting
   python distilface.py --student my-encoder --pooling avg --train my.txt --dev my-pairs.tsv

@@ -40,6 +40,8 @@ What the paper leaves open, and where this script differs from the paper or the 
   - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
     left out; the authors' code keeps those with an empty one.
   - --benchmark encodes the demo's sentences without padding to a fixed length.
+  - Of several processes (torchrun), each draws the dropout of its own pairs in the teacher's
+    fine-tuning. The student has none then, unless --dropout is given.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5

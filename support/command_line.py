@@ -48,7 +48,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse(self, demo_defaults=None, needs_dropout=False):
         """The arguments, with `demo_defaults` where --demo is given. Raises DataError.
 
-        needs_dropout: the method is nothing without it, so that several processes use it, too.
+        needs_dropout: the method rests on it, so that several processes have it, too.
         """
         if demo_defaults and self.parse_known_args()[0].demo:
             self.set_defaults(**demo_defaults)
@@ -189,7 +189,10 @@ def add_alignment_options(add, what):
 
 def add_dropout_option(parser):
     parser.add_argument(
-        "--dropout", type=probability, help="of the student in training; by default its own"
+        "--dropout",
+        type=probability,
+        help="of the student in training; by default its own, or 0 with several processes, which "
+        "do not draw the masks of one (distilface.py: always its own)",
     )
 
 
@@ -290,7 +293,7 @@ def check_gpus(args):
 
 def switch_off_dropout(args):
     """--dropout 0, where it is not given: several processes do not draw the masks of one."""
-    if getattr(args, "dropout", None) is None:
+    if "dropout" in args and args.dropout is None:
         args.dropout = 0.0
         distributed.note("several processes: --dropout 0, so that they train as one process does")
 

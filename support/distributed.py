@@ -22,6 +22,7 @@ ANSWER = timedelta(minutes=10)  # in which every process takes part in a step
 ANY_TIME = timedelta(days=30)  # for what the main process does alone, such as mining
 END_OF_ALL = 30  # seconds, until the end of one process has ended the others
 ENDED = "\nerror: another process of this run has ended; the same command with --resume continues"
+STOPPED = "\nerror: stopped by torchrun; the same command with --resume continues"  # by SIGTERM
 
 
 class Shared:
@@ -95,17 +96,15 @@ def start():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     store, own, processes = next(dist.rendezvous("env://", timeout=ANSWER))
-    group_store = dist.PrefixStore("group", store)
-    dist.init_process_group(
-        backend, store=group_store, rank=own, world_size=processes, timeout=ANSWER
-    )
+    # --max-restarts starts new processes, which may meet the store of those before.
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
+    dist.init_process_group(backend, store=store, rank=own, world_size=processes, timeout=ANSWER)
     Shared.store = store
     Shared.waiting = dist.new_group(backend="gloo", timeout=ANY_TIME)
     Shared.watch = threading.Thread(target=listen, daemon=True)
     Shared.watch.start()
     sys.excepthook = crash
-    # torchrun's way to end the processes that are left on a host.
-    signal.signal(signal.SIGTERM, lambda number, frame: fail(ENDED, INVALID_INPUT))
+    signal.signal(signal.SIGTERM, lambda number, frame: fail(STOPPED, INVALID_INPUT))
     if own > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

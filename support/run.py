@@ -32,7 +32,9 @@ WHAT_TO_TRY = (
     "than the student, --align or a contrastive loss (ckd.py)."
 )
 SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the next seed's
-PROCESS_STRIDE = 2**53  # between those of one process and the next; more than all seeds take
+# Between those of one process and the next. A CPU's generator takes 32 bits of a seed, in which the
+# multiples of this number, 2**32 divided by the golden ratio, lie far apart.
+PROCESS_STRIDE = 2_654_435_769
 NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
 FILES_OF_A_RUN = (
     "checkpoint/state.safetensors",
