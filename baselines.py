@@ -40,7 +40,6 @@ Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --studen
 
 import argparse
 import math
-import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -200,6 +199,7 @@ class Student(nn.Module):
 import numpy as np
 
 from common import DataError, Tokens, table, teacher_embeddings
+from support import distributed
 from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
@@ -368,11 +368,13 @@ def distill(student, sentences, views, targets, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, protocol.learning_rate(args.lr, step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            embedding, hidden_states = student(input_ids, attention_mask)  # h^S [N, D_S]
+            embedding, hidden_states = student(input_ids, attention_mask)  # h^S [n, D_S]
             if args.method in TWO_VIEWS:
                 generalize, _ = student(*second_view(views, step, encoder, args))
+                generalize = step.gather(generalize)  # [N, D_S]
+        embedding = step.gather(embedding)  # of all processes, [N, D_S]
         projected = student.projection(embedding)  # h^S M or S W [N, D]
         target = targets[step.rows]  # [N, D], for PKD [N, D + k H]
         teacher = target[:, : projected.shape[1]]
@@ -380,7 +382,7 @@ def distill(student, sentences, views, targets, evaluation, run, args):
             case "pkd" if layers:
                 teacher_layers = target[:, projected.shape[1] :].unflatten(1, (len(layers), -1))
                 pooled = pool_layers(hidden_states, layers, attention_mask, encoder.pooling)
-                student_layers = student.patient_projection(pooled)  # [N, k, H]
+                student_layers = student.patient_projection(step.gather(pooled))  # [N, k, H]
                 loss = mse_loss(projected, teacher, args.reduction)
                 loss = loss + patient_loss(student_layers, teacher_layers, args.reduction)
             case "kd" | "pkd":
@@ -402,8 +404,8 @@ def distill(student, sentences, views, targets, evaluation, run, args):
 
 
 def second_view(views, step, encoder, args):
-    """input_ids, attention_mask [N, L] of the second views of a step's rows."""
-    texts = views.second(step.rows, [args.seed, step.number])
+    """input_ids, attention_mask [n, L] of the second views of a step's own rows."""
+    texts = views.second(step.rows, [args.seed, step.number])[step.own]
     return Tokens(encoder, texts, args.max_length).batch(np.arange(len(texts)), args.device)
 
 
@@ -449,7 +451,7 @@ def embeddings_with_layers(teacher, tokens, layers, args):
     """What embed_with_layers() says of every sentence -> TeacherEmbeddings."""
     numbers = teacher.dimension + len(layers) * teacher.model.config.hidden_size
     gigabytes = len(tokens) * numbers * np.dtype(np.float32).itemsize / 1e9
-    print(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache", file=sys.stderr)
+    distributed.note(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache")
     encode_batch = partial(embed_with_layers, teacher=teacher, layers=layers)
     return teacher_embeddings(teacher, tokens, args.device, encode_batch, f"layers {layers}")
 

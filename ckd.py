@@ -44,7 +44,6 @@ What the paper leaves open, and where this script differs from the paper or the 
 """
 
 import math
-import sys
 from functools import partial
 
 import torch
@@ -199,6 +198,7 @@ class MemoryBank(nn.Module):
 # --------------------------------------------------------------------------------------------------
 
 from common import DataError, Tokens, table
+from support import distributed
 from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
@@ -258,10 +258,11 @@ def distill(student, sentences, targets, evaluation, run, args):
         if step.starts_epoch:
             bank.clear()
         set_learning_rate(optimizer, args.lr * warmup_cosine(step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         teacher = targets[step.rows]  # h^T [N, D_T]
         with run.autocast():
-            embedding = student(input_ids, attention_mask)  # h^S [N, D]
+            embedding = student(input_ids, attention_mask)  # h^S [n, D]
+        embedding = step.gather(embedding)  # of all processes, [N, D]
         projected = student.projection(embedding)  # h^S M [N, D_T]
         loss = contrastive_distillation_loss(projected, teacher, bank.embeddings(), temperature())
         run.backward(loss, optimizer)
@@ -291,9 +292,10 @@ def finetune(student, triplets, evaluation, run, args):
     ):
         set_learning_rate(optimizer, args.finetune_lr * warmup_cosine(step))
         with run.autocast():
-            anchor = student(*anchors.batch(step.rows, run.device))  # [N, D]
-            positive = student(*positives.batch(step.rows, run.device))
-            hard_negative = student(*hard_negatives.batch(step.rows, run.device))
+            anchor = student(*anchors.batch(step.own_rows, run.device))  # [n, D]
+            positive = student(*positives.batch(step.own_rows, run.device))
+            hard_negative = student(*hard_negatives.batch(step.own_rows, run.device))
+        anchor, positive, hard_negative = step.gather(anchor, positive, hard_negative)  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -380,7 +382,7 @@ def choose_queue_size(args, sentences):
     filled = max(0, sentences - args.batch_size)
     if args.queue_size is None:
         args.queue_size = min(QUEUE_SIZE, filled)
-        print(f"memory bank: {args.queue_size} embeddings", file=sys.stderr)
+        distributed.note(f"memory bank: {args.queue_size} embeddings")
     elif args.queue_size > filled:
         problem = f"{sentences} sentences without a batch fill {filled} in an epoch"
         raise DataError(f"--queue-size {args.queue_size}: {problem}")

@@ -65,7 +65,6 @@ What the paper leaves open, and where this script differs from the paper or the 
 """
 
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -188,6 +187,7 @@ class InstanceQueue(nn.Module):
 import numpy as np
 
 from common import DataError, Tokens, table
+from support import distributed
 from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
@@ -247,13 +247,15 @@ def distill(student, views, targets, evaluation, run, args):
         reference = targets[step.rows]  # z_ref [N, D]: the teacher never sees the second view
         queue.enqueue(reference)  # before the loss, section 3.2
         with run.autocast():
-            control = student(*first_views.batch(step.rows, run.device))  # z_con [N, D]
+            control = student(*first_views.batch(step.own_rows, run.device))  # z_con [n, D]
         generalize = control  # without a second view if its weight, 1 - alpha, is 0
         if args.alpha < 1:
             texts = views.second(step.rows, [args.seed, step.number])
-            second_views = Tokens(encoder, texts, args.max_length)
+            second_views = Tokens(encoder, texts[step.own], args.max_length)
+            own = range(len(second_views))
             with run.autocast():
-                generalize = student(*second_views.batch(range(len(texts)), run.device))  # z_gen
+                generalize = student(*second_views.batch(own, run.device))  # z_gen [n, D]
+        control, generalize = step.gather(control, generalize)  # of all processes, [N, D]
         loss = congen_loss(
             control,
             generalize,
@@ -384,7 +386,7 @@ def choose_settings(args, encoder, sentences):
         raise DataError(f"{sentences} sentence to train on, expected {expected}")
     row = row_of_table_7(args, encoder)
     setting = TABLE_7[row]
-    print(f"Table 7: options that are not given have the values of {row}", file=sys.stderr)
+    distributed.note(f"Table 7: options that are not given have the values of {row}")
     if args.teacher_temperature is None:
         args.teacher_temperature = setting.teacher_temperature
     if args.student_temperature is None:

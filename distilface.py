@@ -26,6 +26,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     The authors' last notebooks, which train the final model, are in fp32: --precision fp32.
   - The average at the end is that of seven test sets. Table 2 has five, without STS16 and SICK-R:
     eval_sts.py --sets STS12,STS13,STS14,STS15,STS-B. Quantization (4.2, Table 5) is quantize.py.
+  - Each of several processes (torchrun) draws the dropout of its own sentences. So their number
+    changes the draws, and with them the losses.
 
   python distilface.py                              the paper's setting
   python distilface.py --student my-encoder --pooling avg --train my.txt --dev my-pairs.tsv
@@ -199,9 +201,10 @@ def train(student, sentences, evaluation, run, args):
         drop_last=True,
     ):
         set_learning_rate(optimizer, args.lr * linear_decay(step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            first, second = student(input_ids, attention_mask)  # h, h^+ [N, D]
+            first, second = student(input_ids, attention_mask)  # h, h^+ [n, D]
+        first, second = step.gather(first, second)  # of all processes, [N, D]
         loss = simcse_loss(first, second, args.temperature)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -254,7 +257,8 @@ def parse_args():
             batch_size=64,
             max_steps=100,
             eval_steps=25,
-        )
+        ),
+        needs_dropout=True,
     )
 
 

@@ -40,6 +40,8 @@ What the paper leaves open, and where this script differs from the paper or the 
   - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
     left out; the authors' code keeps those with an empty one.
   - --benchmark encodes the demo's sentences without padding to a fixed length.
+  - Of several processes (torchrun), each draws the dropout of its own pairs in the teacher's
+    fine-tuning. The student has none then, unless --dropout is given.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
@@ -244,10 +246,11 @@ def finetune(teacher, pairs, labels, evaluation, run, args):
         patience=args.patience,
     ):
         teacher.train()  # a dev score leaves it in eval mode
-        input_ids, attention_mask = pairs.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = pairs.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            logits = teacher(input_ids, attention_mask)  # T [N, C]
-        loss = label_loss(logits.float(), labels[step.rows], args.task)
+            logits = teacher(input_ids, attention_mask)  # T [n, C]
+        logits = step.gather(logits.float())  # of all processes, [N, C]
+        loss = label_loss(logits, labels[step.rows], args.task)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(teacher.parameters(), 1.0)
         run.step(optimizer)
@@ -275,12 +278,11 @@ def distill(student, first, second, targets, labels, evaluation, run, args):
     ):
         student.encoder.train(not args.freeze_encoder)  # a dev score leaves it in eval mode
         with run.autocast():
-            u = student.embed(*first.batch(step.rows, run.device))  # psi(y) [N, D]
-            v = student.embed(*second.batch(step.rows, run.device))  # psi(z) [N, D]
-            logits = student.head(u, v)  # S [N, C]
-        loss = dse_loss(
-            logits.float(), targets[step.rows], labels[step.rows], args.alpha, args.task
-        )
+            u = student.embed(*first.batch(step.own_rows, run.device))  # psi(y) [n, D]
+            v = student.embed(*second.batch(step.own_rows, run.device))  # psi(z) [n, D]
+            logits = student.head(u, v)  # S [n, C]
+        logits = step.gather(logits.float())  # of all processes, [N, C]
+        loss = dse_loss(logits, targets[step.rows], labels[step.rows], args.alpha, args.task)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         run.step(optimizer)

@@ -276,10 +276,11 @@ def distill(student, texts, targets, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, linear_decay(args.lr, step))
-        input_ids, attention_mask = texts.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = texts.batch(step.own_rows, run.device)  # [n, L]
         teacher = targets[step.rows]  # T [N, D_T]
         with run.autocast():
-            x, s = student(input_ids, attention_mask)  # X [N, H], S [N, D]
+            x, s = student(input_ids, attention_mask)  # X [n, H], S [n, D]
+        x, s = step.gather(x, s)  # of all processes, [N, H], [N, D]
         mapped = student.mapping(s)  # W S [N, D_T]
         contrast = info_nce(mapped, teacher, args.temperature)
         dependence = bottleneck(x, s, args.beta1, args)
@@ -310,13 +311,18 @@ def finetune(student, labels, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, linear_decay(args.finetune_lr, step))
-        positives = labels.positives[step.rows]  # [N]
-        hard_negatives = labels.hard_negatives[step.rows]  # [N, K]
-        compared = np.concatenate([positives, hard_negatives.ravel()])  # [N + N K]
+        positives = labels.positives[step.own_rows]  # [n]
+        hard_negatives = labels.hard_negatives[step.own_rows]  # [n, K]
+        compared = np.concatenate([positives, hard_negatives.ravel()])  # [n + n K]
         with run.autocast():
-            anchors = labels.tokens.batch(labels.anchors[step.rows], run.device)
-            x, s = student(*anchors)  # X [N, H], S [N, D]
+            anchors = labels.tokens.batch(labels.anchors[step.own_rows], run.device)
+            x, s = student(*anchors)  # X [n, H], S [n, D]
             x_compared, s_compared = embed_by_length(student, labels.tokens, compared, run.device)
+        n = len(x)
+        x, s, x_positive, s_positive, x_negatives, s_negatives = step.gather(
+            x, s, x_compared[:n], s_compared[:n], x_compared[n:], s_compared[n:]
+        )  # of all processes: twice [N, H], [N, D], then [N K, H], [N K, D]
+        s_compared = torch.cat([s_positive, s_negatives])  # [N + N K, D]
         mapped = student.mapping(s)  # S' [N, D']
         mapped_compared = student.mapping(s_compared)  # [N + N K, D']
         s_positive = mapped_compared[: len(s)]
@@ -325,7 +331,7 @@ def finetune(student, labels, evaluation, run, args):
             mapped, s_positive, s_negatives, args.finetune_temperature, args.batch_negatives
         )
         if args.hsic_texts == "all":
-            x = torch.cat([x, x_compared])
+            x = torch.cat([x, x_positive, x_negatives])
             s = torch.cat([s, s_compared])
         dependence = bottleneck(x, s, args.beta2, args)
         loss = contrast + dependence  # eq. 9

@@ -4,12 +4,12 @@ None of the papers does this. Where a student is not made of its teacher, they p
 between the two that starts at random. Here it is computed from a sample of sentences.
 """
 
-import sys
 from typing import NamedTuple
 
 import numpy as np
 
 from common import encode_sentences
+from support import distributed
 
 SAMPLE = 10_000  # sentences
 
@@ -60,9 +60,8 @@ def align_by_sample(targets, encoder, sentences, seed):
     own = encode_sentences(encoder.eval(), [sentences[row] for row in rows], "alignment")
     encoder.train(training)
     matrix, kept = align(targets[rows].cpu().numpy(), own)
-    print(
+    distributed.note(
         f"alignment: {100 * kept:.1f} % of the teacher's variance is kept, "
-        f"{matrix.shape[0]} -> {matrix.shape[1]} dimensions, from {len(rows)} sentences",
-        file=sys.stderr,
+        f"{matrix.shape[0]} -> {matrix.shape[1]} dimensions, from {len(rows)} sentences"
     )
     return Aligned(matrix, float(np.linalg.norm(own, axis=1).mean()))

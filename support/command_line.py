@@ -7,7 +7,7 @@ option is declared. Invalid input prints one error line and exits with status 2.
 import argparse
 import json
 import math
-import sys
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +24,11 @@ from common import (
     spearman,
     spearman_of,
 )
-from support import demo
+from support import demo, distributed
+from support.distributed import INVALID_INPUT
 from support.encoder import load_encoder, public_name
 from support.teachers import Teachers
 
-INVALID_INPUT = 2  # exit status
 POOLINGS = ("mean", "cls", "pooler")
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
 DEMO_SENTENCES = 10_000
@@ -45,13 +45,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         raise DataError(f"{message} (--help lists the options)")
 
-    def parse(self, demo_defaults=None):
-        """The arguments, with `demo_defaults` where --demo is given. Raises DataError."""
+    def parse(self, demo_defaults=None, needs_dropout=False):
+        """The arguments, with `demo_defaults` where --demo is given. Raises DataError.
+
+        needs_dropout: the method rests on it, so that several processes have it, too.
+        """
         if demo_defaults and self.parse_known_args()[0].demo:
             self.set_defaults(**demo_defaults)
         args = self.parse_args()
         check_device(args)
         choose_teachers(args)
+        if distributed.world_size() > 1 and not needs_dropout:
+            switch_off_dropout(args)
         return args
 
 
@@ -84,11 +89,11 @@ class Moved(argparse.Action):
 def run_main(main):
     """Call main(). For invalid input print one line and exit with status 2."""
     try:
-        main()
+        with distributed.all_processes():
+            main()
     except (DataError, KeyboardInterrupt) as error:
         message = str(error) or "interrupted; the same command with --resume continues"
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(INVALID_INPUT)
+        distributed.fail(f"error: {message}", INVALID_INPUT)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -184,7 +189,10 @@ def add_alignment_options(add, what):
 
 def add_dropout_option(parser):
     parser.add_argument(
-        "--dropout", type=probability, help="of the student in training; by default its own"
+        "--dropout",
+        type=probability,
+        help="of the student in training; by default its own, or 0 with several processes, which "
+        "do not draw the masks of one (distilface.py: always its own)",
     )
 
 
@@ -265,9 +273,29 @@ def add_evaluation_options(parser):
 def check_device(args):
     """Raises DataError for a device that is not there."""
     if args.device.startswith("cuda") and torch.cuda.is_available():
+        check_gpus(args)
         return
     if args.device != "cpu":
         raise DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
+
+
+def check_gpus(args):
+    """Raises DataError if there is no GPU for each of several processes."""
+    if distributed.world_size() == 1:
+        return
+    if args.device != "cuda":
+        expected = "cuda, as each of several processes has its own GPU"
+        raise DataError(f"--device {args.device}: expected {expected}")
+    if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} GPUs on this host"
+        raise DataError(f"{found}, expected one for each process of torchrun's --nproc-per-node")
+
+
+def switch_off_dropout(args):
+    """--dropout 0, where it is not given: several processes do not draw the masks of one."""
+    if "dropout" in args and args.dropout is None:
+        args.dropout = 0.0
+        distributed.note("several processes: --dropout 0, so that they train as one process does")
 
 
 # --------------------------------------------------------------------------------------------------

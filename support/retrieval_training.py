@@ -26,6 +26,7 @@ from common import (
     replace,
     teacher_embeddings,
 )
+from support import distributed
 from support.command_line import count
 from support.retrieval import (
     CHUNK,
@@ -358,8 +359,8 @@ def mined_negatives(data, teacher, tokens, args):
     vectors = teacher_embeddings(teacher, tokens, args.device).array
     key = embeddings_key(teacher, tokens, "")
     settings = (args.hard_negatives, args.teacher_similarity, args.device)
-    mined = cached_negatives(key, vectors, data, *settings)
-    if args.negatives:
+    mined = distributed.from_main(cached_negatives, key, vectors, data, *settings)
+    if args.negatives and distributed.is_main():
         write_negatives(args.negatives, args.beir, data, mined)
     return mined
 
@@ -369,7 +370,7 @@ def given_negatives(passages, data, args):
 
     passages: how many distinct ones there are. Raises DataError.
     """
-    if args.negatives and Path(args.negatives).exists():
+    if args.negatives and distributed.from_main(Path(args.negatives).exists):
         return read_negatives(args.negatives, args.beir, data, args.hard_negatives)
     if args.negatives and not Path(args.negatives).parent.is_dir():
         raise DataError(f"{args.negatives}: no such file, and no folder to write it to")

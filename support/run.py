@@ -2,7 +2,8 @@
 
 The loop itself stands in the script: learning rate, forward, loss, backward, step, enqueue. Here is
 what surrounds it: order of batches, resuming, timing, log, dev score, best student, checkpoint,
-early stopping, a loss that is not a number, the model card.
+early stopping, a loss that is not a number, the model card. And what several processes need
+(support/distributed.py), so that a loop is written as if there were one.
 """
 
 import itertools
@@ -10,7 +11,6 @@ import json
 import math
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from common import DataError, batches, progress, replace, table
+from support import distributed
 from support.encoder import public_name, read_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,6 +32,9 @@ WHAT_TO_TRY = (
     "than the student, --align or a contrastive loss (ckd.py)."
 )
 SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the next seed's
+# Between those of one process and the next. A CPU's generator takes 32 bits of a seed, in which the
+# multiples of this number, 2**32 divided by the golden ratio, lie far apart.
+PROCESS_STRIDE = 2_654_435_769
 NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
 FILES_OF_A_RUN = (
     "checkpoint/state.safetensors",
@@ -48,15 +52,34 @@ def set_learning_rate(optimizer, lr):
 
 
 class Step:
-    """One step of a stage: what the script needs to know of it, and what it says of it."""
+    """One step of a stage: what the script needs to know of it, and what it says of it.
+
+    With several processes, each encodes its own rows of the batch, and gather() puts the embeddings
+    together. What follows is of the whole batch, and the same on every process: targets, queue,
+    loss. It must not draw random numbers, since those of each process are its own.
+    """
 
     def __init__(self, number, total, epoch_steps, rows):
         self.number = number  # from 1 to total
         self.total = total
         self.epoch_steps = epoch_steps
         self.rows = rows  # numbers of the batch's rows, [N]
+        self.sizes = distributed.split(len(rows))  # the n of each process, N together
+        self.own = distributed.own_part(self.sizes)  # the slice of the batch, for lists of N
+        self.own_rows = rows[self.own]  # of these this process computes embeddings, [n]
         self.starts_epoch = (number - 1) % epoch_steps == 0
         self.values = {}
+
+    def gather(self, *own):
+        """One or several tensors [n, ...] of the own rows -> the same of the batch, [N, ...].
+
+        A tensor may also be [n K, ...], with K rows in succession for each own row.
+        """
+        gathered = []
+        for tensor in own:
+            times = len(tensor) // len(self.own_rows)  # K
+            gathered.append(distributed.gather(tensor, [times * size for size in self.sizes]))
+        return gathered if len(gathered) > 1 else gathered[0]
 
     def log(self, **values):
         """loss=..., and its terms: scalar tensors or numbers."""
@@ -67,7 +90,8 @@ class Run:
     """The output folder of a training run, the only place that writes into it, and its loop.
 
     Run(args) only looks, and raises DataError if the folder may not be written. start() writes:
-    call it when all input has been read and `args` has its final values.
+    call it when all input has been read and `args` has its final values. Of several processes the
+    main one writes, and all of them read: on several hosts, the folder is one that they share.
     `state`, which a checkpoint stores as JSON:
         stage, step         where training stands
         best, best_step     the best dev score of the stage and its step
@@ -86,7 +110,7 @@ class Run:
         self.dtype = DTYPES[args.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.precision == "fp16")
         self.state = {}
-        self.check_folder()
+        distributed.from_main(self.check_folder)
 
     def check_folder(self):
         """Raises DataError if the folder may not be written."""
@@ -106,23 +130,34 @@ class Run:
         arguments = {
             key: value for key, value in vars(self.args).items() if key not in NOT_COMPARED
         }
-        before = read_json(self.folder / "args.json")
+        before = distributed.from_main(read_json, self.folder / "args.json")
         if before is not None and self.args.resume:
             self.check_arguments(arguments, before)
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # In this order: after a crash the folder still contains the old run, or none.
-            for name in FILES_OF_A_RUN:
-                (self.folder / name).unlink(missing_ok=True)
-            self.write("args.json", json.dumps(arguments, indent=2))
+            distributed.from_main(self.clear_folder, arguments)
+        self.state = distributed.from_main(self.read_state)
+        if distributed.is_main():
+            self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
+        if not (self.folder / "args.json").exists():
+            raise DataError(f"{self.folder}: expected a folder that all hosts share, for --output")
+        distributed.wait_for_all()  # until everybody has read all input
+
+    def clear_folder(self, arguments):
+        """Delete an old run, and write the new one's arguments."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # In this order: after a crash the folder still contains the old run, or none.
+        for name in FILES_OF_A_RUN:
+            (self.folder / name).unlink(missing_ok=True)
+        self.write("args.json", json.dumps(arguments, indent=2))
+
+    def read_state(self):
+        """The state of the last checkpoint, or that of a new run."""
         self.file.parent.mkdir(exist_ok=True)
         if self.file.exists():
             with safe_open(self.file, "pt") as file:
-                self.state = json.loads(file.metadata()["state"])
-        else:
-            self.state = dict(stage="", finished=[], scores={}, metrics_bytes=0)
-        self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-        self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
+                return json.loads(file.metadata()["state"])
+        return dict(stage="", finished=[], scores={}, metrics_bytes=0)
 
     def check_arguments(self, arguments, before):
         for key, value in arguments.items():
@@ -156,10 +191,9 @@ class Run:
 
     def report_no_gain(self, stage):
         """Say that the student is still the one that the stage began with, and what to try."""
-        print(
+        distributed.note(
             f"{self.folder}: stage {stage} never beat the dev score of its start, "
-            f"{self.state['best']:.2f}; the student is unchanged. {WHAT_TO_TRY}",
-            file=sys.stderr,
+            f"{self.state['best']:.2f}; the student is unchanged. {WHAT_TO_TRY}"
         )
 
     # ---- the loop
@@ -200,8 +234,10 @@ class Run:
             for number, rows in order.batches_after(done):
                 if number > total or number - self.state["best_step"] > longest_idle:
                     return
-                # Dropout depends on seed and step alone: a resumed run is the same run.
-                torch.manual_seed(self.args.seed * SEED_STRIDE + number)
+                # Dropout depends on seed and step alone: a resumed run is the same run. Several
+                # processes draw different masks, for different rows.
+                state = self.args.seed * SEED_STRIDE + number
+                torch.manual_seed(state + distributed.rank() * PROCESS_STRIDE)
                 step = Step(number, total, epoch_steps, rows)
                 clock = time.perf_counter()
                 yield step
@@ -230,21 +266,22 @@ class Run:
         if self.state["stage"] == stage:
             self.restore(modules, optimizer)
             return
-        best = dev_score()
+        distributed.copy_from_main([value.detach() for _, value in named_tensors(modules)])
+        best = distributed.share(dev_score())
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
-        save()  # before the checkpoint, which says that it is there
+        distributed.from_main(save)  # before the checkpoint, which says that it is there
         self.state.update(stage=stage, step=0, best=best, best_step=0)
         self.log(stage=stage, step=0, dev=best)
         self.checkpoint(modules, optimizer)
 
     def evaluate(self, step, dev_score, save):
         """Score the student, and save it if it is the best of the stage -> its dev score."""
-        score = dev_score()
+        score = distributed.share(dev_score())
         self.check_finite("dev score", score, step)
         if score > self.state["best"]:
             self.state.update(best=score, best_step=step.number)
-            save()
+            distributed.from_main(save)
         return score
 
     def check_finite(self, name, value, step):
@@ -261,9 +298,11 @@ class Run:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def backward(self, loss, optimizer):
-        """Fresh gradients of the loss, in their own scale."""
+        """Fresh gradients of the loss, in their own scale, the same on every process."""
         optimizer.zero_grad()
         self.scaler.scale(loss).backward()
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        distributed.average([value.grad for value in parameters if value.grad is not None])
         self.scaler.unscale_(optimizer)
 
     def step(self, optimizer):
@@ -275,9 +314,13 @@ class Run:
 
     def log(self, **values):
         """Append a line to metrics.jsonl."""
-        self.metrics.write(json.dumps(values).encode() + b"\n")
+        if distributed.is_main():
+            self.metrics.write(json.dumps(values).encode() + b"\n")
 
     def write(self, name, text):
+        """Write a file of the folder."""
+        if not distributed.is_main():
+            return
         new = self.folder / f".{name}"
         new.write_text(text, "utf-8")
         replace(new, self.folder / name)
@@ -287,6 +330,8 @@ class Run:
 
         One safetensors file, which is replaced as a whole.
         """
+        if not distributed.is_main():
+            return
         tensors = {name: value.detach() for name, value in named_tensors(modules)}
         moments = optimizer.state_dict()["state"] if optimizer else {}
         for parameter, values in moments.items():
