@@ -23,7 +23,7 @@ be worse, which contradicts the paper's text, so it is left out here.
   python analyze.py neighbours runs/congen --sentences captions.txt --query "A dog runs."
 """
 
-import json
+import io
 import sys
 import time
 from pathlib import Path
@@ -34,12 +34,14 @@ from scipy.stats import spearmanr
 from common import (
     DataError,
     ScoredPairs,
+    check_target,
     encode_sentences,
-    read_lines,
     read_scored_pairs,
     read_sts,
     resolve,
     spearman,
+    write_whole,
+    writing,
 )
 from support.command_line import (
     ArgumentParser,
@@ -50,6 +52,7 @@ from support.command_line import (
     write_report,
 )
 from support.encoder import load_encoder
+from support.records import read_metrics
 
 FIGURES = ("space", "covariance", "cosine", "edits", "neighbours", "curve", "speed")
 FIGURES_OF_SENTENCES = ("covariance", "neighbours")  # the others need scored pairs
@@ -157,19 +160,14 @@ def read_dev_scores(file):
     stage = None
     step = 0
     earlier_stages = 0  # their steps
-    for line, text in read_lines(file):
-        try:
-            entry = json.loads(text)
-            if entry.get("stage") != stage:
-                earlier_stages += step
-                stage = entry.get("stage")
-            step = int(entry["step"])
-            if "dev" in entry:
-                scores.append(float(entry["dev"]))
-                steps.append(earlier_stages + step)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            expected = "JSON with a step"
-            raise DataError(f"{file}:{line}: {text[:60]!r}, expected {expected}") from None
+    for _, entry in read_metrics(file):
+        if entry.get("stage") != stage:
+            earlier_stages += step
+            stage = entry.get("stage")
+        step = entry["step"]
+        if "dev" in entry:
+            scores.append(float(entry["dev"]))
+            steps.append(earlier_stages + step)
     if not steps:
         raise DataError(f"{file}: no dev score in it, expected one or more")
     return steps, scores
@@ -490,18 +488,22 @@ def load_encoders(labels, device):
     return {label: load_encoder(name).to(device).eval() for label, name in labels.items()}
 
 
+def draw(figure, format, **options):
+    """A figure as the bytes of a file."""
+    content = io.BytesIO()
+    figure.savefig(content, format=format, **options)
+    return content.getvalue()
+
+
 def write(output, numbers, figure=None):
     """OUTPUT.json and, of a figure, OUTPUT.png and OUTPUT.svg. Raises DataError."""
     files = [f"{output}.json"]
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        if figure is not None:
-            files += [f"{output}.png", f"{output}.svg"]
-            figure.savefig(f"{output}.png", dpi=200)
-            figure.savefig(f"{output}.svg")
-    except OSError as error:
-        expected = "a path that can be written"
-        raise DataError(f"{output}: {error.strerror}, expected {expected}") from None
+    if figure is not None:
+        files += [f"{output}.png", f"{output}.svg"]
+        write_whole(f"{output}.png", draw(figure, "png", dpi=200))
+        write_whole(f"{output}.svg", draw(figure, "svg"))
     write_report(f"{output}.json", numbers)
     print(f"wrote {', '.join(files)}", file=sys.stderr)
 
@@ -509,6 +511,7 @@ def write(output, numbers, figure=None):
 def main():
     args = parse_args()
     output = Path(args.output or f"figures/{args.figure}")
+    check_target(f"{output}.json")
     labels = label_models(args.models)
     if args.figure == "neighbours":
         sentences = read_data(args)

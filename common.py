@@ -6,18 +6,20 @@ input raises DataError, whose message is one line: "file:line: what is wrong, wh
 
 import contextlib
 import csv
+import errno
 import fcntl
 import functools
 import gzip
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +40,7 @@ HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
 PARTIAL_FILES_EXPIRE = 7 * 24 * 60 * 60  # seconds until what a crashed run left is deleted
 
+LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
 TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
 STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
 STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
@@ -51,6 +54,14 @@ SENTENCES_PER_TOKENIZER_CALL = 10_000
 
 class DataError(Exception):
     """Invalid input. The message is the one line that the user sees."""
+
+
+class WriteError(DataError):
+    """A file could not be written. `problem` is the message without what is still whole."""
+
+    def __init__(self, path, reason, kept):
+        self.problem = f"{path}: {reason}, expected a file that can be written"
+        super().__init__(f"{self.problem}; {kept}")
 
 
 def progress(*iterable, disable=False, **options):
@@ -70,6 +81,112 @@ class ScoredPairs(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
+# Files that are written whole, or not at all
+# --------------------------------------------------------------------------------------------------
+
+# Errors that are not the fault of what is written.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # so do libraries in Rust end such a message
+
+
+def system_reason(error):
+    """What the system says of an exception, also of one that a library has made of it -> str.
+
+    None if the exception is not the system's.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    number = SYSTEM_ERROR.search(str(error))
+    return os.strerror(int(number[1])) if number else None
+
+
+@contextlib.contextmanager
+def writing(path, kept="nothing was written"):
+    """Turns an error of the system, while `path` is written, into a WriteError that names it.
+
+    kept: what is still whole then.
+    """
+    try:
+        yield
+    except (DataError, BrokenPipeError):
+        raise
+    except Exception as error:
+        reason = system_reason(error)
+        if reason is None:
+            raise
+        raise WriteError(path, reason, kept) from None
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Gives the path of a new file, which takes the place of `path` when the block ends.
+
+    After an error, `path` is as it was, and nothing of the new file is left. Raises WriteError.
+    """
+    target = Path(os.path.realpath(path))  # a link stays a link
+    new = target.with_name(f".{target.name}")
+    existed = target.exists()
+    with writing(path, "the old one is whole" if existed else "nothing was written"):
+        if existed and not target.is_file():
+            raise OSError(errno.EINVAL, "it is not a file")
+        try:
+            yield new
+            replace(new, target)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def write_whole(path, content):
+    """Write a str or bytes; a device or a pipe takes it as it comes. Raises WriteError."""
+    data = content.encode() if isinstance(content, str) else content
+    if is_device(path):
+        with writing(path):
+            Path(path).write_bytes(data)
+        return
+    with replacing(path) as new:
+        new.write_bytes(data)
+
+
+def is_device(path):
+    """Is it a device or a pipe, such as /dev/stdout?"""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def check_target(path):
+    """Raises WriteError if a file cannot be written to `path`. Folders above it may be missing.
+
+    To be called before hours of computing.
+    """
+    path = Path(path)
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if is_device(path):
+            return
+        above = Path(os.path.realpath(path)).parent
+        while not above.exists():
+            above = above.parent
+        with tempfile.TemporaryFile(dir=above) as file:
+            file.write(b" ")
+            file.flush()
+
+
+def replace(new, path):
+    """Put the finished file `new` in the place of `path`.
+
+    After a crash or a power cut, `path` is all of the old file or all of the new one.
+    """
+    sync(new)
+    os.replace(new, path)
+
+
+def sync(path):
+    """Wait until a file is on the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file)
+
+
+# --------------------------------------------------------------------------------------------------
 # Readers
 # --------------------------------------------------------------------------------------------------
 
@@ -84,17 +201,33 @@ def read_lines(path):
     line = 0
     try:
         with open_file(path, "rb") as file:
-            for line, data in enumerate(file, 1):
+            read_line = functools.partial(file.readline, LONGEST_LINE)
+            for line, data in enumerate(iter(read_line, b""), 1):
+                if len(data) == LONGEST_LINE:
+                    problem = f"a line of {LONGEST_LINE:,} bytes or more"
+                    raise DataError(f"{path}:{line}: {problem}, expected a text file")
                 encoding = "utf-8-sig" if line == 1 else "utf-8"
                 yield line, data.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} is not UTF-8, expected UTF-8 text"
         raise DataError(f"{path}:{line}: {problem}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         problem = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: {problem}, expected a text file") from None
     if line == 0:
         raise DataError(f"{path}: the file is empty")
+
+
+def parse_json(text, kind=dict):
+    """JSON -> its content, which is of this type. Raises ValueError that says what is wrong."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, kind):
+        expected = {dict: "an object", list: "a list"}[kind]
+        raise ValueError(f"{text[:40]!r} is not {expected}")
+    return content
 
 
 def read_columns(path, names, at=None):
@@ -307,7 +440,8 @@ def download_model(name):
 
     transformers reads tensors from such a pickle, and never runs code from it.
     """
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    # A dense head of an older model is pickled, also where the transformer is not.
+    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
     ignored = ["onnx/*", "openvino/*"]
     folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
     if not any(folder.glob("*.safetensors")):
@@ -351,20 +485,29 @@ def unpack(tar):
     folder = CACHE / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
     if folder.exists():
         return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as partial:
-        try:
-            # The filter refuses absolute paths, "..", links to the outside and devices.
-            shutil.unpack_archive(tar, partial + "/all", "tar", filter="data")
-        except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
-            expected = "a complete tar file; delete it and download it again"
-            raise DataError(f"{tar}: {error}; expected {expected}") from None
-        try:
-            os.rename(partial + "/all", folder)
-        except OSError:
-            if not folder.exists():  # by another process, which was faster
-                raise
+    advice = "it is the cache, whose place XDG_CACHE_HOME decides; nothing was unpacked"
+    with writing(CACHE, advice):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+            unpack_into(Path(partial) / "all", tar)
+            try:
+                os.rename(Path(partial) / "all", folder)
+            except OSError:
+                if not folder.exists():  # by another process, which was faster
+                    raise
     return folder
+
+
+def unpack_into(folder, tar):
+    """Raises DataError for a broken tar file, OSError for a disk that cannot take it."""
+    try:
+        # The filter refuses absolute paths, "..", links to the outside and devices.
+        shutil.unpack_archive(tar, folder, "tar", filter="data")
+    except Exception as error:  # of tarfile, of several decompressors, of the system
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise
+        expected = "a complete tar file; delete it and download it again"
+        raise DataError(f"{tar}: {error}; expected {expected}") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -461,7 +604,9 @@ class ArrayOnDisk(ArrayInMemory):
             self.start = int(self.progress.read_text())
 
     def new_array(self, shape):
-        return np.lib.format.open_memmap(self.path, "w+", np.float32, shape)
+        array = np.lib.format.open_memmap(self.path, "w+", np.float32, shape)
+        reserve(self.path)
+        return array
 
     def write(self, rows, vectors, total):
         super().write(rows, vectors, total)
@@ -478,6 +623,16 @@ class NoArray(ArrayInMemory):
 
     def write(self, rows, vectors, total):
         self.start += len(rows)
+
+
+def reserve(path):
+    """Give a file with holes all its room on the disk, or raise OSError.
+
+    Without it, the first write into the memory map of a file on a full disk kills the process.
+    """
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
 
 
 @torch.no_grad()
@@ -573,17 +728,18 @@ def teacher_embeddings(teacher, tokens, device, encode_batch=None, what=""):
 
 
 def write_teacher_embeddings(path, compute):
-    """Write what compute(store) computes to `path`."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    delete_old_partial_files()
-    with open(path.with_suffix(".lock"), "w") as lock:
-        partial = path.with_suffix(".partial")
-        if not lock_file(lock):
-            partial = path.with_suffix(f".{os.getpid()}.partial")
-        store = ArrayOnDisk(partial)
-        compute(store)
-        replace(partial, path)
-        store.progress.unlink(missing_ok=True)
+    """Write what compute(store) computes to `path`. Raises WriteError."""
+    with writing(path, "nothing half written is taken for whole"):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        delete_old_partial_files()
+        with open(path.with_suffix(".lock"), "w") as lock:
+            partial = path.with_suffix(".partial")
+            if not lock_file(lock):
+                partial = path.with_suffix(f".{os.getpid()}.partial")
+            store = ArrayOnDisk(partial)
+            compute(store)
+            replace(partial, path)
+            store.progress.unlink(missing_ok=True)
 
 
 def lock_file(file):
@@ -609,16 +765,6 @@ def delete_old_partial_files():
         if time.time() - file.stat().st_mtime > PARTIAL_FILES_EXPIRE:
             file.unlink(missing_ok=True)
             file.with_suffix(".progress").unlink(missing_ok=True)
-
-
-def replace(new, path):
-    """Put the finished file `new` in the place of `path`.
-
-    After a crash or a power cut, `path` is all of the old file or all of the new one.
-    """
-    with open(new, "rb+") as file:
-        os.fsync(file)
-    os.replace(new, path)
 
 
 # --------------------------------------------------------------------------------------------------

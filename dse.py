@@ -63,6 +63,7 @@ Tables 3 and 4, measured on this machine: all-MiniLM-L6-v2, or BERT-Large's shap
 """
 
 import json
+import shutil
 import tempfile
 import time
 from functools import partial
@@ -205,7 +206,17 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common import MINILM, DataError, Tokens, encode, replace, resolve, table, teacher_embeddings
+from common import (
+    MINILM,
+    DataError,
+    Tokens,
+    encode,
+    replacing,
+    resolve,
+    table,
+    teacher_embeddings,
+    writing,
+)
 from support import demo, glue
 from support.command_line import (
     ArgumentParser,
@@ -217,7 +228,7 @@ from support.command_line import (
     run_main,
     set_dropout,
 )
-from support.encoder import Encoder, LayerPooling, load_encoder
+from support.encoder import Encoder, LayerPooling, load_encoder, load_pretrained, move_files
 from support.run import Run
 
 MAX_LENGTH = 128  # tokens
@@ -303,23 +314,21 @@ class CrossEncoder(nn.Module):
         super().__init__()
         folder = resolve(name, model=True)
         outputs = glue.TASKS[task].outputs
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder)
-            kinds = " ".join(config.architectures or [])
-            self.fresh = "SequenceClassification" not in kinds
-            self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=outputs if self.fresh else config.num_labels
-            )
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:150]
-            expected = "a complete model and its tokenizer"
-            raise DataError(f"{name}: {reason}; expected {expected}") from None
+        load = load_pretrained(name, folder)
+        config = load(transformers.AutoConfig)
+        kinds = " ".join(config.architectures or [])
+        self.fresh = "SequenceClassification" not in kinds
+        labels = outputs if self.fresh else config.num_labels
+        self.model = load(transformers.AutoModelForSequenceClassification, num_labels=labels)
+        self.tokenizer = load(transformers.AutoTokenizer)
         if not self.fresh and config.num_labels != outputs:
             found = f"a classifier of {config.num_labels} labels"
             expected = f"{outputs} for task {task}, or a plain encoder"
             raise DataError(f"{name}: {found}, expected {expected}")
         self.order = glue.class_positions(task, config.label2id)
+        if sorted(self.order) != list(range(outputs)):
+            expected = f"the numbers 0 to {outputs - 1}, each once"
+            raise DataError(f"{name}: label2id of its config.json, expected {expected}")
         self.max_length = min(max_length, config.max_position_embeddings - 2)
         names = self.tokenizer.model_input_names
         self.segments = getattr(config, "type_vocab_size", 1) > 1 and "token_type_ids" in names
@@ -344,12 +353,14 @@ class CrossEncoder(nn.Module):
     def save(self, folder):
         """Write a folder for AutoModelForSequenceClassification. No file is left half written."""
         new = folder.with_name(f".{folder.name}")
-        self.model.save_pretrained(new)
-        self.tokenizer.save_pretrained(new)
-        folder.mkdir(exist_ok=True)
-        for path in new.iterdir():
-            replace(path, folder / path.name)
-        new.rmdir()
+        with writing(folder, "the model that was there is whole"):
+            try:
+                self.model.save_pretrained(new)
+                self.tokenizer.save_pretrained(new)
+                folder.mkdir(exist_ok=True)
+                move_files(new, folder)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
 
 
 def new_encoder(name, layers):
@@ -367,11 +378,10 @@ def new_encoder(name, layers):
 
 def save_student(student, folder):
     """Write the encoder's folder, and head.safetensors in it."""
-    student.encoder.save(folder)
     weights = {name: value.cpu().contiguous() for name, value in student.head.state_dict().items()}
-    new = folder / ".head"
-    save_file(weights, new)
-    replace(new, folder / "head.safetensors")
+    with replacing(folder / "head.safetensors") as new:
+        save_file(weights, new)
+        student.encoder.save(folder)  # inside, so that a full disk leaves the old ones of both
 
 
 def load_student(folder, device="cpu"):
@@ -382,10 +392,11 @@ def load_student(folder, device="cpu"):
         raise DataError(f"{file}: no such file, expected {expected}")
     try:
         weights = load_file(file)
-    except SafetensorError as error:
-        raise DataError(f"{file}: {error}, expected a complete file") from None
-    student = Student(load_encoder(folder), classes=len(weights["w.weight"]))
-    student.head.load_state_dict(weights)
+        student = Student(load_encoder(folder), classes=len(weights["w.weight"]))
+        student.head.load_state_dict(weights)
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise DataError(f"{file}: {reason}, expected a complete file of this student") from None
     return student.to(device).eval()
 
 
@@ -538,7 +549,7 @@ def save_random_model(shape, folder):
     if shape == "bert-large":
         config = transformers.BertConfig(**BERT_LARGE)
     elif (Path(shape) / "config.json").exists():
-        config = transformers.AutoConfig.from_pretrained(shape)
+        config = load_pretrained(shape, Path(shape))(transformers.AutoConfig)
     else:
         expected = "bert-large, or a folder with a config.json"
         raise DataError(f"--random-weights {shape}: no such shape, expected {expected}")

@@ -94,6 +94,16 @@ def read_own_pairs(file, low, high):
     return path.stem.removeprefix(INPUT), read_sts_task(path, find_gold(path), low, high)
 
 
+def read_all_pairs(files, low, high):
+    """The files of --pairs -> {name: ScoredPairs}; where two have one name, their paths name them.
+
+    Raises DataError.
+    """
+    named = [(file, *read_own_pairs(file, low, high)) for file in dict.fromkeys(files)]
+    names = [name for _, name, _ in named]
+    return {file if names.count(name) > 1 else name: pairs for file, name, pairs in named}
+
+
 def find_gold(path):
     """STS.input.NAME.txt -> STS.gs.NAME.txt beside it, or as STS-2017 was released.
 
@@ -200,7 +210,7 @@ def parse_args():
 def read_sets(args):
     """The scored pairs that the options name -> {name: ScoredPairs}. Raises DataError."""
     if args.pairs:
-        return dict(read_own_pairs(file, *args.score_range) for file in args.pairs)
+        return read_all_pairs(args.pairs, *args.score_range)
     if args.demo:
         return demo.test()
     sets = read_sts(resolve(args.senteval), args.split)

@@ -168,15 +168,19 @@ def read_task(root, task):
     if task == "STS-B":
         return read_relatedness(root, STS_BENCHMARK_FILES, STS_BENCHMARK_COLUMNS)
     if task == "SNLI":
-        splits = {split: read_snli(root / "SNLI", split) for split in ("train", "dev", "test")}
+        files = {split: f"SNLI/labels.{split}" for split in ("train", "dev", "test")}
+        splits = {split: read_snli(root / "SNLI", split) for split in files}
     else:
-        layout = LAYOUTS[task]
-        splits = {split: read_layout(root / file, layout) for split, file in layout.files.items()}
-    return number_classes(splits)
+        files = LAYOUTS[task].files
+        splits = {split: read_layout(root / files[split], LAYOUTS[task]) for split in files}
+    return number_classes(splits, {split: root / file for split, file in files.items()})
 
 
 def read_polarity(folder, files):
     negative, positive = (read_lines(folder / name) for name in files)
+    for name, lines in zip(files, (negative, positive)):
+        if not lines:
+            raise DataError(f"{folder / name}: the file is empty, expected a sentence a line")
     labels = np.repeat([0, 1], [len(negative), len(positive)])
     return by_length(Split(negative + positive, None, labels))
 
@@ -200,7 +204,7 @@ def read_snli(folder, split):
     for line, label in enumerate(labels, 1):
         if label not in SNLI_LABELS:
             raise DataError(f"{path}:{line}: expected {expected}")
-    if not len(first) == len(second) == len(labels):
+    if not labels or not len(first) == len(second) == len(labels):
         raise DataError(f"{path}:{len(labels)}: expected {expected}")
     return Split(first, second, labels)
 
@@ -221,11 +225,20 @@ def read_layout(path, layout):
     return Split(first, second, [row["label"] for row in rows])
 
 
-def number_classes(splits):
-    """Labels in words -> their numbers in alphabetical order, and SentEval's order of rows."""
+def number_classes(splits, paths):
+    """Labels in words -> their numbers in alphabetical order, and SentEval's order of rows.
+
+    Raises DataError, also for a label that the training set does not have.
+    """
     names = sorted(set(splits["train"].labels))
+    if len(names) < 2:
+        raise DataError(f"{paths['train']}: one class alone, expected two or more")
     numbered = {}
     for name, split in splits.items():
+        unknown = sorted(set(split.labels) - set(names))
+        if unknown:
+            expected = f"one of the training set: {', '.join(names)}"
+            raise DataError(f"{paths[name]}: label {unknown[0]!r}, expected {expected}")
         labels = np.array([names.index(label) for label in split.labels])
         numbered[name] = by_length(split._replace(labels=labels))
     return numbered
@@ -540,6 +553,17 @@ def read_tasks(args):
     return {task: read_task(root, task) for task in tasks}
 
 
+def check_folds(data, k):
+    """Raises DataError for a task with fewer than k sentences of a class to draw k folds from."""
+    for task, splits in data.items():
+        if "dev" in splits:
+            continue
+        smallest = int(np.bincount(splits["train"].labels).min())
+        if smallest < k:
+            problem = f"{smallest} training sentences of one class"
+            raise DataError(f"{task}: {problem}, expected {k} or more, one for each fold")
+
+
 def number_sentences(data):
     """{task: {split: Split}} -> {sentence: row}, each distinct sentence once."""
     numbers = {}
@@ -587,6 +611,7 @@ def averages(scores):
 def main():
     args = parse_args()
     data = read_tasks(args)
+    check_folds(data, FAST_FOLDS if args.fast else FOLDS)
     numbers = number_sentences(data)
     rows = {name: score_model(name, data, numbers, args) for name in args.models}
     print(table(rows))

@@ -28,7 +28,18 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 
-from common import DataError, Tokens, read_scored_pairs, read_sts, replace, resolve, table
+from common import (
+    DataError,
+    Tokens,
+    check_target,
+    is_device,
+    read_scored_pairs,
+    read_sts,
+    replace,
+    resolve,
+    table,
+    writing,
+)
 from support import demo
 from support.command_line import ArgumentParser, run_main
 from support.encoder import load_encoder
@@ -75,6 +86,13 @@ def output_file(args):
     return Path(args.model, "onnx", "model_int8.onnx")
 
 
+def check_file(output):
+    """Raises DataError if it cannot be a file."""
+    check_target(output)
+    if is_device(output):
+        raise DataError(f"{output}: it is not a file, expected one")
+
+
 def measured_pairs(args):
     """The pairs on which Spearman and time are measured -> ScoredPairs. Raises DataError."""
     if args.pairs:
@@ -98,19 +116,27 @@ def quiet():
 
 
 def export(encoder, tokens, file):
-    """Write the whole encoder as fp32 ONNX. tokens: any two rows, to trace it with."""
+    """Write the whole encoder as fp32 ONNX. tokens: any two rows, to trace it with.
+
+    Raises DataError for a model that torch cannot export.
+    """
     import onnx
 
     batch_and_length = {0: "batch", 1: "length"}
-    program = torch.onnx.export(
-        encoder,
-        tokens.batch(np.array([0, 1])),
-        input_names=INPUTS,
-        output_names=[OUTPUT],
-        dynamic_shapes=(batch_and_length, batch_and_length),
-        dynamo=True,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            encoder,
+            tokens.batch(np.array([0, 1])),
+            input_names=INPUTS,
+            output_names=[OUTPUT],
+            dynamic_shapes=(batch_and_length, batch_and_length),
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # torch's errors of many kinds have no base class
+        reason = " ".join(str(error).split())[:150]
+        kind = type(encoder.model).__name__
+        raise DataError(f"torch cannot export this {kind} to ONNX: {reason}") from None
     model = program.model_proto
     # ONNX Runtime transposes the weights of dense heads, and fails where their shapes are stated.
     del model.graph.value_info[:]
@@ -168,21 +194,17 @@ def main():
     args = parse_args()
     check_packages()
     output = output_file(args)
+    check_file(output)
     pairs = measured_pairs(args)
     encoder = load_encoder(args.model).eval()
     if bytes_of(encoder) > LARGEST:
         megabytes = f"{bytes_of(encoder) / MEGABYTE:.0f} MB of weights"
         raise DataError(f"{args.model}: {megabytes}, expected {LARGEST / MEGABYTE:.0f} at most")
-    try:
-        if output.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the output, so that the finished file takes its place at once or not at all.
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".quantize-") as folder:
             rows = quantize(encoder, pairs, output, Path(folder))
-    except OSError as error:
-        problem = error.strerror or error
-        raise DataError(f"{output}: {problem}, expected a file that can be written") from None
     print(table(rows))
 
 

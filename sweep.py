@@ -29,9 +29,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from common import DataError, replace
+from common import DataError, WriteError, parse_json, read_lines, write_whole, writing
 from support.command_line import ArgumentParser, run_main
 from support.encoder import read_json
+from support.records import read_metrics
 
 RESERVED = ("output", "resume", "overwrite")  # the sweep itself gives these
 WEIGHTS = (".safetensors", ".bin", ".onnx")
@@ -127,14 +128,23 @@ class Result(NamedTuple):
     seconds: float  # since the sweep was last started
 
 
+KINDS = {  # of the values of a Result, as JSON
+    "name": str,
+    "setting": dict,
+    "dev": (int, float, type(None)),
+    "step": (int, type(None)),
+    "error": (str, type(None)),
+    "seconds": (int, float),
+}
+
+
 def best_dev(folder):
     """The student's dev score and its step, from metrics.jsonl -> (None, None) without one.
 
     It is the best of the last stage, which begins with the score of the student before it.
     """
     stages = {}
-    for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        entry = json.loads(line)
+    for _, entry in read_metrics(folder / "metrics.jsonl"):
         if math.isfinite(entry.get("dev", math.nan)):
             stages.setdefault(entry["stage"], []).append((entry["dev"], entry["step"]))
     if not stages:
@@ -162,13 +172,16 @@ def run_setting(script, setting, arguments, folder):
     command += ["--output", str(folder / name), "--resume"]
     log = folder / f"{name}.log"
     begin = time.perf_counter()
-    with open(log, "w", encoding="utf-8") as file:
+    with writing(log), open(log, "w", encoding="utf-8") as file:
         status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds = round(time.perf_counter() - begin, 1)
     if status != 0:
         return Result(name, setting, None, None, error_line(log, status), seconds)
-    dev, step = best_dev(folder / name)
-    error = "no dev score in metrics.jsonl" if dev is None else None
+    try:
+        dev, step = best_dev(folder / name)
+        error = "no dev score in metrics.jsonl" if dev is None else None
+    except DataError as problem:
+        dev, step, error = None, None, str(problem)
     return Result(name, setting, dev, step, error, seconds)
 
 
@@ -178,6 +191,8 @@ def open_folder(folder, command, overwrite):
     Raises DataError if the folder contains something else.
     """
     before = read_json(folder / "sweep.json")
+    if before is not None and not isinstance(before.get("settings"), str):
+        raise DataError(f"{folder / 'sweep.json'}: no settings, expected the command of a sweep")
     if before is None and folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise DataError(f"{folder}: contains no sweep, expected a new folder for --output")
     if before not in (None, command) and not overwrite:
@@ -185,13 +200,31 @@ def open_folder(folder, command, overwrite):
         raise DataError(f"{folder}: already contains another sweep; {advice}")
     if before is not None and overwrite:
         delete_sweep(folder, before)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "sweep.json", json.dumps(command, indent=2) + "\n")
-    if not (folder / "sweep.jsonl").exists():
-        return {}
-    lines = (folder / "sweep.jsonl").read_text("utf-8").splitlines()
-    results = [Result(**json.loads(line)) for line in lines]
-    return {result.name: result for result in results if result.error is None}
+    return {result.name: result for result in read_results(folder) if result.error is None}
+
+
+def read_results(folder):
+    """sweep.jsonl -> list of Result. Raises DataError."""
+    path = folder / "sweep.jsonl"
+    if not path.exists():
+        return []
+    results = []
+    for line, text in read_lines(path):
+        try:
+            values = parse_json(text)
+            result = Result(**values)
+            for name, kind in KINDS.items():
+                if not isinstance(values[name], kind):
+                    raise ValueError(f"{name} is {json.dumps(values[name])[:40]}")
+            if result.error is None and None in (result.dev, result.step):
+                raise ValueError("neither a dev score nor an error")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path}:{line}: {error}, expected a line of a sweep") from None
+        results.append(result)
+    return results
 
 
 def delete_sweep(folder, command):
@@ -202,13 +235,6 @@ def delete_sweep(folder, command):
         (folder / f"{name}.log").unlink(missing_ok=True)
     (folder / "sweep.jsonl").unlink(missing_ok=True)
     (folder / "sweep.json").unlink()
-
-
-def write_whole(path, text):
-    """The file is complete or as it was, also after a crash."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text, "utf-8")
-    replace(new, path)
 
 
 def delete_weights(folder):
@@ -331,9 +357,9 @@ def main():
     except KeyboardInterrupt:
         print(file=sys.stderr)  # ends the line of the setting that was running
         raise DataError("interrupted; the same command continues") from None
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-        raise DataError(f"{problem}, expected a folder that can be written") from None
+    except WriteError as error:
+        kept = "finished settings are kept, and the same command continues"
+        raise DataError(f"{error.problem}; {kept}") from None
     best = report(results, folder)
     if args.keep == "best":
         for result in results:

@@ -8,7 +8,8 @@ import argparse
 import json
 import math
 import os
-from pathlib import Path
+import signal
+import sys
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from common import (
     MINILM,
     DataError,
+    check_target,
     read_scored_pairs,
     read_sentences,
     read_sts,
@@ -23,12 +25,15 @@ from common import (
     resolve,
     spearman,
     spearman_of,
+    system_reason,
+    write_whole,
 )
 from support import demo, distributed
 from support.distributed import INVALID_INPUT
 from support.encoder import load_encoder, public_name
 from support.teachers import Teachers
 
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status
 POOLINGS = ("mean", "cls", "pooler")
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
 DEMO_SENTENCES = 10_000
@@ -57,6 +62,8 @@ class ArgumentParser(argparse.ArgumentParser):
         choose_teachers(args)
         if distributed.world_size() > 1 and not needs_dropout:
             switch_off_dropout(args)
+        if getattr(args, "json", None) is not None:
+            check_target(args.json)
         return args
 
 
@@ -87,13 +94,54 @@ class Moved(argparse.Action):
 
 
 def run_main(main):
-    """Call main(). For invalid input print one line and exit with status 2."""
+    """Call main(). For invalid input print one line and exit with status 2.
+
+    The same for what the system refuses, such as a full disk. A closed pipe ends it quietly.
+    """
     try:
         with distributed.all_processes():
-            main()
-    except (DataError, KeyboardInterrupt) as error:
-        message = str(error) or "interrupted; the same command with --resume continues"
-        distributed.fail(f"error: {message}", INVALID_INPUT)
+            try:
+                main()
+            finally:
+                flush_output()
+    except KeyboardInterrupt:
+        fail("interrupted; the same command with --resume continues")
+    except BrokenPipeError:  # of `| head`
+        sys.exit(CLOSED_PIPE)
+    except Exception as error:
+        message = one_line(error)
+        if message is None:
+            raise
+        fail(message)
+
+
+def fail(message):
+    distributed.fail(f"error: {message}", INVALID_INPUT)
+
+
+def one_line(error):
+    """What to say of an exception: None if it is a mistake in the code, which needs a traceback."""
+    if isinstance(error, DataError):
+        return str(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return f"out of memory; {' '.join(str(error).split())[:150]}"
+    reason = system_reason(error)
+    if reason is None:
+        return None
+    return f"{getattr(error, 'filename', None) or 'standard output or another stream'}: {reason}"
+
+
+def flush_output():
+    """Write what was printed. Raises BrokenPipeError where nobody reads it, or DataError."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes once more at its end, and would complain again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise DataError(f"standard output: {error.strerror}, expected room for it") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -426,9 +474,5 @@ def evaluation_sets(args):
 
 def write_report(path, content):
     """Write `content` as JSON to `path`, if one is given. Raises DataError."""
-    if path is None:
-        return
-    try:
-        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}, expected a file that can be written") from None
+    if path is not None:
+        write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

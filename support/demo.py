@@ -11,11 +11,12 @@ wording says little about it, so an encoder must represent the meaning.
 
 import argparse
 import csv
+import io
 import random
 from pathlib import Path
 from typing import NamedTuple
 
-from common import TRIPLET_HEADER, ScoredPairs
+from common import TRIPLET_HEADER, ScoredPairs, write_whole, writing
 
 HIGHEST_SIMILARITY = 5
 WEIGHTS = dict(who=0.25, action=0.25, thing=0.25, where=0.15, how=0.10)
@@ -303,25 +304,29 @@ def triplets(count=2_000):
 
 
 def write_rows(path, rows):
-    """Tab-separated columns."""
+    """Tab-separated columns. Raises WriteError."""
     lines = ["\t".join(map(str, row)) + "\n" for row in rows]
-    path.write_text("".join(lines), "utf-8")
+    write_whole(path, "".join(lines))
 
 
 def main():
     parser = argparse.ArgumentParser(description="Write the demo's data as files.")
     parser.add_argument("folder", nargs="?", type=Path, default="demo-data", help="%(default)s")
     folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     rows = triplets()
     write_rows(folder / "sentences.txt", [[sentence] for sentence in sentences()])
     write_rows(folder / "pairs.tsv", [row[:2] for row in rows])
     write_rows(folder / "dev.tsv", zip(*dev()["demo dev"]))
     write_rows(folder / "test.tsv", zip(*test()["demo test"]))
-    with open(folder / "triplets.csv", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([TRIPLET_HEADER, *rows])
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([TRIPLET_HEADER, *rows])
+    write_whole(folder / "triplets.csv", text.getvalue())
     print(f"{folder}: sentences.txt, pairs.tsv, dev.tsv, test.tsv, triplets.csv")
 
 
 if __name__ == "__main__":
-    main()
+    from support.command_line import run_main  # which imports this module
+
+    run_main(main)

@@ -134,7 +134,8 @@ def fail(message, status):
     What the others print later would follow from the first error, or repeat it.
     """
     if world_size() == 1:
-        print(message, file=sys.stderr)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            print(message, file=sys.stderr)
         sys.exit(status)
     with Shared.failing:
         if is_first_error():

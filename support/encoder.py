@@ -7,6 +7,7 @@ alike. Nothing here knows a method or a script.
 
 import json
 import shutil
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common import DataError, replace, resolve
+from common import DataError, parse_json, replace, resolve, sync, writing
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -30,6 +30,9 @@ HUB_POOLINGS = {
 }
 ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU": nn.GELU}
 MODULES = "sentence_transformers.models"
+JOINS = ("mean", "max", "concat")  # of layers
+SHORTEST_INPUT = 3  # tokens: [CLS], one of the sentence, [SEP]
+LARGEST_JSON = 2**24  # bytes
 # SentenceTransformer has no module that joins layers by a maximum or side by side. It must refuse
 # such a folder instead of taking a mean, so its type is a module that does not exist.
 LAYER_POOLING_TYPE = "sentence_distillation.LayerPooling"
@@ -155,31 +158,35 @@ class Encoder(nn.Module):
         last.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         new = folder / ".saving"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
+        with writing(folder, "the model that was there is whole"):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir()
+                modules = self.save_files(new)
+                move_files(new, folder)
+                for entry in modules:
+                    (folder / entry["path"]).mkdir(exist_ok=True)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+
+    def save_files(self, folder):
+        """Write all files into an empty folder -> the entries of modules.json."""
         # SentenceTransformer looks here for the states that a WeightedLayerPooling averages.
         self.model.config.output_hidden_states = averages_layers(self.pooling)
-        self.model.save_pretrained(new)
-        self.tokenizer.save_pretrained(new)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
         limits = dict(max_seq_length=self.max_length, do_lower_case=False)
-        write_json(new / "sentence_bert_config.json", limits)
-        modules = [module(0, "", "Transformer"), *self.save_pooling(new)]
+        write_json(folder / "sentence_bert_config.json", limits)
+        modules = [module(0, "", "Transformer"), *self.save_pooling(folder)]
         for head in self.heads:
-            modules.append(save_head(head, new, len(modules)))
+            modules.append(save_head(head, folder, len(modules)))
         if self.normalize:
             modules.append(module(len(modules), f"{len(modules)}_Normalize", "Normalize"))
-            (new / modules[-1]["path"]).mkdir()
-        write_json(new / "modules.json", modules)
-        files = [path for path in new.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == "modules.json"):
-            target = folder / path.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
-            replace(path, target)
-        for entry in modules:
-            (folder / entry["path"]).mkdir(exist_ok=True)
-        shutil.rmtree(new)
+            (folder / modules[-1]["path"]).mkdir()
+        write_json(folder / "modules.json", modules)
+        return modules
 
     def save_pooling(self, folder):
         """Write what modules.json's pooling entries need -> these entries."""
@@ -205,6 +212,21 @@ class Encoder(nn.Module):
         save_file(dict(layer_weights=weights), folder / weighted["path"] / "model.safetensors")
         how = dict(word_embedding_dimension=hidden, pooling_mode_mean_tokens=True)
         return [weighted, save_module(folder, 2, "Pooling", how)]
+
+
+def move_files(source, target):
+    """Move all files of a folder into another, modules.json last.
+
+    All of them are on the disk before the first one takes its place, so that a full disk leaves
+    `target` as it was.
+    """
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in files:
+        sync(path)
+    for path in sorted(files, key=lambda path: path.name == "modules.json"):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        replace(path, place)
 
 
 def averages_layers(pooling):
@@ -244,12 +266,19 @@ def write_json(path, content):
     path.write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def read_json(path, default=None):
-    """The content of a JSON file, or `default` where there is none. Raises DataError."""
+def read_json(path, default=None, kind=dict):
+    """The content of a JSON file, of this type, or `default` where there is none.
+
+    Raises DataError.
+    """
     if not path.exists():
         return default
     try:
-        return json.loads(path.read_text("utf-8"))
+        if not path.is_file() or path.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"not a file of {LARGEST_JSON:,} bytes or less")
+        return parse_json(path.read_text("utf-8"), kind)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}, expected JSON") from None
     except ValueError as error:
         raise DataError(f"{path}: {error}, expected JSON") from None
 
@@ -286,7 +315,10 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
         heads = [dense_head(pooler, nn.Tanh())]
     check_pooling(name, model, pooling)
     max_length = longest_input(folder, model, tokenizer)
-    return Encoder(model, tokenizer, pooling, heads, normalize, max_length)
+    try:
+        return Encoder(model, tokenizer, pooling, heads, normalize, max_length)
+    except RuntimeError as error:  # of torch: the shapes of two layers
+        raise DataError(f"{name}: {error}, expected heads that fit its layers") from None
 
 
 def find_pooling(name, pooling, depth):
@@ -303,12 +335,12 @@ def load_transformer(name, folder):
 
     Raises DataError.
     """
-    try:
-        model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise DataError(f"{name}: {reason}; expected a complete model and its tokenizer") from None
+    load = load_pretrained(name, folder)
+    model, report = load(transformers.AutoModel, output_loading_info=True)
+    tokenizer = load(transformers.AutoTokenizer)
+    for key in ("hidden_size", "num_hidden_layers", "max_position_embeddings"):
+        if not isinstance(getattr(model.config, key, None), int):
+            raise DataError(f"{name}: no {key} in its config.json, expected an encoder like BERT")
     missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
     for key in missing:
         if not key.startswith("pooler."):
@@ -320,15 +352,47 @@ def load_transformer(name, folder):
     return model.float(), tokenizer, pooler
 
 
+def load_pretrained(name, folder):
+    """-> load(class of transformers, **options), which loads from a folder and runs no code of it.
+
+    Raises DataError, and so does load().
+    """
+    for file in ("config.json", "tokenizer_config.json"):
+        if asks_for_code(read_json(folder / file, {})):
+            problem = "it asks for code of its own, which is never run"
+            raise DataError(f"{folder / file}: {problem}, expected a model that transformers knows")
+
+    def load(kind, **options):
+        try:
+            return kind.from_pretrained(folder, trust_remote_code=False, **options)
+        except Exception as error:  # of many kinds, by what is wrong with which file
+            reason = " ".join(str(error).split())[:150]
+            expected = "expected a complete model and its tokenizer"
+            raise DataError(f"{name}: {reason}; {expected}") from None
+
+    return load
+
+
+def asks_for_code(config):
+    """Does a config.json, or a part of it, name classes of its own, or a kernel on the Hub?"""
+    for key, value in config.items():
+        if key == "auto_map" and value:
+            return True
+        if key.endswith("_implementation") and "/" in str(value):
+            return True
+        if isinstance(value, dict) and value.get("auto_map"):
+            return True
+    return False
+
+
 def keep_layers(name, model, layers):
     """Remove all transformer layers but `layers`, such as "1,3,5", in that order. In place.
 
     Raises DataError.
     """
     depth = model.config.num_hidden_layers
-    stack = next(
-        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
-    )
+    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stack = next((part for part in stacks if len(part) == depth), ())
     by_number = {str(number): layer for number, layer in enumerate(stack)}
     numbers = layers.split(",")
     if len(set(numbers)) < len(numbers) or not set(numbers) <= set(by_number):
@@ -346,7 +410,7 @@ def read_modules(folder, pooler):
     A head with the pooler's weights becomes the pooler itself, so that training moves both.
     Raises DataError.
     """
-    entries = read_json(folder / "modules.json", [])
+    entries = read_entries(folder / "modules.json")
     if len(entries) < 2:
         return None
     kinds = [entry["type"].split(".")[-1] for entry in entries]
@@ -355,8 +419,7 @@ def read_modules(folder, pooler):
         pooling = read_pooling(folder / entries[1]["path"])
         rest = 2
     else:
-        layers = tuple(stated["layers"])
-        pooling = LayerPooling(layers, stated["join"], stated["skip_first_token"])
+        pooling = read_layer_pooling(folder / "modules.json", stated)
         rest = 3 if kinds[1] == "WeightedLayerPooling" else 2
     normalize = kinds[-1] == "Normalize"
     if normalize:
@@ -369,6 +432,37 @@ def read_modules(folder, pooler):
     return pooling, heads, normalize
 
 
+def read_entries(path):
+    """modules.json -> its entries, a transformer first. Raises DataError."""
+    entries = read_json(path, [], list)
+    for number, entry in enumerate(entries):
+        texts = [entry.get(key) for key in ("type", "path")] if isinstance(entry, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            expected = "an object with the texts type and path"
+            raise DataError(f"{path}: entry {number} is {str(entry)[:40]!r}, expected {expected}")
+        kind, place = texts
+        known = kind.startswith("sentence_transformers.") or kind == LAYER_POOLING_TYPE
+        if not known or (number == 0) != (kind.split(".")[-1] == "Transformer"):
+            expected = "a module of sentence-transformers, the Transformer first"
+            raise DataError(f"{path}: entry {number} is a {kind[:60]}, expected {expected}")
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise DataError(f"{path}: path {place[:40]!r}, expected a folder beside the file")
+    return entries
+
+
+def read_layer_pooling(path, stated):
+    """Our own statement of a pooling of several layers -> LayerPooling. Raises DataError."""
+    try:
+        layers, join, skip = (stated[name] for name in LayerPooling._fields)
+        numbers = [type(layer) is int and layer >= 0 for layer in layers]
+        if not numbers or not all(numbers) or join not in JOINS or not isinstance(skip, bool):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        expected = f"layers, join ({', '.join(JOINS)}) and skip_first_token"
+        raise DataError(f"{path}: pooling {str(stated)[:60]!r}, expected {expected}") from None
+    return LayerPooling(tuple(layers), join, skip)
+
+
 def read_pooling(folder):
     """sentence-transformers' Pooling module -> "mean", "cls", or another name of it."""
     config = read_json(folder / "config.json", {})
@@ -376,6 +470,10 @@ def read_pooling(folder):
         return config["pooling_mode"]
     prefix = "pooling_mode_"
     modes = [key for key, value in config.items() if key.startswith(prefix) and value]
+    for mode in modes:
+        if config[mode] is not True:
+            found = f"{mode} is {str(config[mode])[:40]!r}"
+            raise DataError(f"{folder / 'config.json'}: {found}, expected true or false")
     names = [mode.removeprefix(prefix).split("_token")[0] for mode in modes]
     return "+".join(names) or "none"
 
@@ -383,15 +481,47 @@ def read_pooling(folder):
 def read_head(folder, kind):
     """A module folder -> a dense head. Raises DataError if it is of another kind or incomplete."""
     config = read_json(folder / "config.json", {})
-    activation = config.get("activation_function", "").split(".")[-1]
-    weights = folder / "model.safetensors"
-    if kind != "Dense" or activation not in ACTIVATIONS or not weights.exists():
-        expected = f"Dense with {', '.join(ACTIVATIONS)}, and its model.safetensors"
-        raise DataError(f"{folder}: {kind} {activation}, expected {expected}")
-    linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
-    head = dense_head(linear, ACTIVATIONS[activation]())
-    head.load_state_dict(load_file(weights))
-    return head
+    activation = str(config.get("activation_function", "")).split(".")[-1]
+    if kind != "Dense" or activation not in ACTIVATIONS:
+        expected = f"Dense with {', '.join(ACTIVATIONS)}"
+        raise DataError(f"{folder}: {kind} {activation[:40]}, expected {expected}")
+    tensors = read_weights(folder)
+    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    stated = [config.get("out_features"), config.get("in_features")]
+    parts = {"linear.weight": stated}
+    if config.get("bias", True):
+        parts["linear.bias"] = stated[:1]
+    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if found != parts:
+        raise DataError(f"{folder}: its weights are {str(found)[:80]}, its config says {parts}")
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+    linear.load_state_dict({name.removeprefix("linear."): tensors[name] for name in parts})
+    return dense_head(linear, ACTIVATIONS[activation]())
+
+
+def read_weights(folder):
+    """{name: tensor} of model.safetensors, or as older models have it of pytorch_model.bin.
+
+    That is a pickle, of which tensors are read alone: code in it is refused and never run.
+    Raises DataError.
+    """
+    path = folder / "model.safetensors"
+    try:
+        if path.exists():
+            return load_file(path)
+        path = folder / "pytorch_model.bin"
+        if not path.exists():
+            raise ValueError("no such file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+            raise ValueError("not all of it are tensors")
+        return tensors
+    except Exception as error:  # of safetensors, pickle, zipfile, torch
+        reason = " ".join(str(error).split())[:80]
+        expected = "model.safetensors, or a pytorch_model.bin that contains tensors alone"
+        raise DataError(f"{path}: {reason}, expected {expected}") from None
 
 
 def default_pooling(name, default, pooler):
@@ -425,5 +555,11 @@ def longest_input(folder, model, tokenizer):
     # RoBERTa's positions begin behind the number of its padding token.
     offset = getattr(getattr(model, "embeddings", None), "padding_idx", -1)
     positions = model.config.max_position_embeddings - 1 - offset
-    stated = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
-    return min(positions, stated or tokenizer.model_max_length)
+    path = folder / "sentence_bert_config.json"
+    stated = read_json(path, {}).get("max_seq_length")
+    if stated is None:
+        stated = tokenizer.model_max_length
+    elif type(stated) is not int or stated < SHORTEST_INPUT:
+        expected = f"a whole number, {SHORTEST_INPUT} or more"
+        raise DataError(f"{path}: max_seq_length is {str(stated)[:40]!r}, expected {expected}")
+    return min(positions, stated)

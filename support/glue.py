@@ -14,9 +14,10 @@ import numpy as np
 from huggingface_hub import hf_hub_download
 from scipy.stats import pearsonr, spearmanr
 
-from common import DataError, read_lines, read_score
+from common import DataError, parse_json, read_lines, read_score
 from support import demo, distributed
 from support.encoder import read_json
+from support.records import is_number
 
 BINARY = ("0", "1")
 NLI = ("entailment", "neutral", "contradiction")
@@ -239,9 +240,9 @@ def read_json_lines(path, task):
     rows = []
     for line, text in read_lines(path):
         try:
-            values = json.loads(text)
-            cells = ["" if values[key] is None else str(values[key]) for key in JSON_KEYS]
-        except (ValueError, KeyError, TypeError):
+            values = parse_json(text)
+            cells = [cell_text(values[key], key) for key in JSON_KEYS]
+        except (ValueError, KeyError):
             expected = "JSON with the keys " + ", ".join(JSON_KEYS)
             raise DataError(f"{path}:{line}: {text[:40]!r}, expected {expected}") from None
         first, second, label = [cell.strip() for cell in cells]
@@ -249,6 +250,15 @@ def read_json_lines(path, task):
             return None
         rows.append(Row(line, first, second, class_names.get(label, label)))
     return rows
+
+
+def cell_text(value, key):
+    """A value of a line of JSON -> its text; numbers are labels alone. Raises ValueError."""
+    if value is None:
+        return ""
+    if isinstance(value, str) or (key == "label" and isinstance(value, (int, float))):
+        return str(value)
+    raise ValueError(f"{key} is not text")
 
 
 def read_label(row, path, classes):
@@ -371,11 +381,22 @@ def read_scores(folders):
         found = read_json(path)
         if found is None:
             raise DataError(f"{path}: no such file, expected the folder of a finished run")
+        check_scores(path, found)
         for task in found:
             if task in tables:
                 raise DataError(f"{path}: another run of task {task}, expected one for each task")
         tables |= found
     return tables
+
+
+def check_scores(path, tables):
+    """Raises DataError unless it is {task: {row: {column: number}}}, with a mean in each row."""
+    for rows in tables.values():
+        for row in rows.values() if isinstance(rows, dict) else [None]:
+            numbers = isinstance(row, dict) and "mean" in row
+            if not numbers or not all(map(is_number, row.values())):
+                expected = "JSON, {task: {row: {column: number}}}, with a mean in each row"
+                raise DataError(f"{path}: {json.dumps(row)[:40]}, expected {expected}")
 
 
 def average(tables):

@@ -15,7 +15,6 @@ say that it is an answer.
 
 import array
 import hashlib
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +24,17 @@ import torch
 import torch.nn.functional as F
 from huggingface_hub import hf_hub_download
 
-from common import DataError, encode_sentences, progress, read_columns, read_lines
+from common import (
+    DataError,
+    encode_sentences,
+    parse_json,
+    progress,
+    read_columns,
+    read_lines,
+)
 
 QRELS_COLUMNS = ("query-id", "corpus-id", "score")
+LONGEST_SCORE = 9  # digits
 DEPTH = 1000  # passages found for a query
 CHUNK = 20_000  # passages in memory at a time
 SEARCH_MEMORY = 2e9  # bytes
@@ -70,11 +77,15 @@ def read_texts(path):
     """Yield (line, id, text) of a corpus.jsonl or queries.jsonl. Raises DataError."""
     for line, text in read_lines(path):
         try:
-            row = json.loads(text)
-            yield line, str(row["_id"]), f"{row.get('title') or ''} {row['text']}".strip()
-        except (ValueError, KeyError, TypeError, AttributeError):
+            row = parse_json(text)
+            name, title, passage = row["_id"], row.get("title") or "", row["text"]
+            is_name = isinstance(name, (str, int)) and not isinstance(name, bool)
+            if not is_name or not isinstance(title, str) or not isinstance(passage, str):
+                raise ValueError("a number where text belongs")
+        except (ValueError, KeyError):
             expected = 'JSON, {"_id": ..., "text": ...}'
             raise DataError(f"{path}:{line}: {text[:40]!r}, expected {expected}") from None
+        yield line, str(name), f"{title} {passage}".strip()
 
 
 def refuse_repeated_id(path, line, name):
@@ -110,7 +121,7 @@ def read_judgements(path, queries):
         if query not in queries:
             expected = "an id of queries.jsonl"
             raise DataError(f"{path}:{line}: query {query!r} is unknown, expected {expected}")
-        if not score.isdecimal():
+        if not score.isdecimal() or len(score) > LONGEST_SCORE:
             raise DataError(f"{path}:{line}: score {score[:40]!r} is not a whole number, 0 or more")
         judgements.append(Judgement(line, query, passage, int(score)))
     if not judgements:

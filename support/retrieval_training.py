@@ -25,6 +25,8 @@ from common import (
     read_lines,
     replace,
     teacher_embeddings,
+    write_whole,
+    writing,
 )
 from support import distributed
 from support.command_line import count
@@ -282,9 +284,10 @@ def cached_negatives(key, vectors, data, count, similarity, device):
         passages, queries = np.split(vectors, [len(vectors) - len(data.queries)])
         mined = mine_hard_negatives(queries, passages, data.known, count, similarity, device)
         new = path.with_suffix(f".{os.getpid()}.partial")
-        with open(new, "wb") as file:
-            np.save(file, mined)
-        replace(new, path)
+        with writing(path):
+            with open(new, "wb") as file:
+                np.save(file, mined)
+            replace(new, path)
     return np.load(path)
 
 
@@ -296,15 +299,10 @@ def write_negatives(path, beir, data, hard_negatives):
     for number, (_, name, _) in zip(data.numbers.tolist(), corpus):
         if number in wanted:
             names.setdefault(number, name)
-    new = Path(f"{path}.partial")
-    try:
-        with open(new, "w", encoding="utf-8") as file:
-            for query, numbers in zip(data.names, hard_negatives.tolist()):
-                file.write("\t".join([query, *(names[number] for number in numbers)]) + "\n")
-        replace(new, path)
-    except OSError as error:
-        problem = f"{error.strerror}, expected a file that can be written"
-        raise DataError(f"{path}: {problem}") from None
+    lines = []
+    for query, numbers in zip(data.names, hard_negatives.tolist()):
+        lines.append("\t".join([query, *(names[number] for number in numbers)]) + "\n")
+    write_whole(path, "".join(lines))
 
 
 def read_negative_lines(path, queries, count):

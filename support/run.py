@@ -6,6 +6,8 @@ early stopping, a loss that is not a number, the model card. And what several pr
 (support/distributed.py), so that a loop is written as if there were one.
 """
 
+import copy
+import functools
 import itertools
 import json
 import math
@@ -18,12 +20,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from huggingface_hub import EvalResult, ModelCardData
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from common import DataError, batches, progress, replace, table
+from common import (
+    DataError,
+    WriteError,
+    batches,
+    check_target,
+    progress,
+    table,
+    write_whole,
+    writing,
+)
 from support import distributed
 from support.encoder import public_name, read_json
+from support.records import read_checkpoint, write_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
@@ -86,6 +96,20 @@ class Step:
         self.values = values
 
 
+def says_what_is_whole(method):
+    """For the methods of Run that write: an error says what is still whole, and how to go on."""
+
+    @functools.wraps(method)
+    def call(run, *arguments, **options):
+        try:
+            with writing(run.folder):
+                return method(run, *arguments, **options)
+        except WriteError as error:
+            raise DataError(f"{error.problem}; {run.whole()}") from None
+
+    return call
+
+
 class Run:
     """The output folder of a training run, the only place that writes into it, and its loop.
 
@@ -110,6 +134,7 @@ class Run:
         self.dtype = DTYPES[args.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.precision == "fp16")
         self.state = {}
+        self.stored = {}  # the state of the checkpoint that is on the disk
         distributed.from_main(self.check_folder)
 
     def check_folder(self):
@@ -121,7 +146,9 @@ class Run:
         elif self.folder.is_file() or any(self.folder.glob("[!.]*")):
             problem = "is not empty and contains no run"
             raise DataError(f"{self.folder}: {problem}, expected a new folder for --output")
+        check_target(self.folder / ".new")
 
+    @says_what_is_whole
     def start(self):
         """Begin the run, or continue it from its last checkpoint.
 
@@ -136,9 +163,10 @@ class Run:
         else:
             distributed.from_main(self.clear_folder, arguments)
         self.state = distributed.from_main(self.read_state)
+        self.stored = copy.deepcopy(self.state)
         if distributed.is_main():
             self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-            self.metrics.truncate(self.state["metrics_bytes"])  # the rest is written again
+            self.cut_metrics(self.state["metrics_bytes"])  # the rest is written again
         if not (self.folder / "args.json").exists():
             raise DataError(f"{self.folder}: expected a folder that all hosts share, for --output")
         distributed.wait_for_all()  # until everybody has read all input
@@ -154,10 +182,21 @@ class Run:
     def read_state(self):
         """The state of the last checkpoint, or that of a new run."""
         self.file.parent.mkdir(exist_ok=True)
+        for path in self.file.parent.iterdir():
+            if path != self.file:
+                path.unlink()  # a checkpoint that a kill has cut short
         if self.file.exists():
-            with safe_open(self.file, "pt") as file:
-                return json.loads(file.metadata()["state"])
+            _, state = read_checkpoint(self.file)
+            return state
         return dict(stage="", finished=[], scores={}, metrics_bytes=0)
+
+    def cut_metrics(self, size):
+        """Cut metrics.jsonl where the checkpoint was written. Raises DataError if it is shorter."""
+        found = self.metrics.seek(0, os.SEEK_END)
+        if found < size:
+            expected = f"{size} or more, which the checkpoint beside it has seen"
+            raise DataError(f"{self.folder / 'metrics.jsonl'}: {found} bytes, expected {expected}")
+        self.metrics.truncate(size)
 
     def check_arguments(self, arguments, before):
         for key, value in arguments.items():
@@ -270,7 +309,7 @@ class Run:
         best = distributed.share(dev_score())
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
-        distributed.from_main(save)  # before the checkpoint, which says that it is there
+        self.save(save)  # before the checkpoint, which says that it is there
         self.state.update(stage=stage, step=0, best=best, best_step=0)
         self.log(stage=stage, step=0, dev=best)
         self.checkpoint(modules, optimizer)
@@ -280,8 +319,8 @@ class Run:
         score = distributed.share(dev_score())
         self.check_finite("dev score", score, step)
         if score > self.state["best"]:
+            self.save(save)
             self.state.update(best=score, best_step=step.number)
-            distributed.from_main(save)
         return score
 
     def check_finite(self, name, value, step):
@@ -312,19 +351,44 @@ class Run:
 
     # ---- files
 
-    def log(self, **values):
-        """Append a line to metrics.jsonl."""
-        if distributed.is_main():
-            self.metrics.write(json.dumps(values).encode() + b"\n")
+    def whole(self):
+        """What an error while writing says at its end."""
+        if "best" not in self.stored:
+            return f"{self.folder} has no student yet; --resume begins again once there is room"
+        best, step, stage = (self.stored[key] for key in ("best", "step", "stage"))
+        return (
+            f"{self.folder} keeps its best student (dev {best:.2f}) and the checkpoint of step "
+            f"{step} of stage {stage}; --resume continues once there is room"
+        )
 
-    def write(self, name, text):
-        """Write a file of the folder."""
+    @says_what_is_whole
+    def log(self, **values):
+        """Append a line to metrics.jsonl. After an error, nothing of it is there."""
         if not distributed.is_main():
             return
-        new = self.folder / f".{name}"
-        new.write_text(text, "utf-8")
-        replace(new, self.folder / name)
+        line = json.dumps(values).encode() + b"\n"
+        end = self.metrics.seek(0, os.SEEK_END)
+        with writing(self.folder / "metrics.jsonl"):
+            try:
+                written = 0
+                while written < len(line):  # a disk that is nearly full takes a part
+                    written += self.metrics.write(line[written:])
+            except OSError:
+                self.metrics.truncate(end)
+                raise
 
+    @says_what_is_whole
+    def write(self, name, text):
+        """Write a file of the folder."""
+        if distributed.is_main():
+            write_whole(self.folder / name, text)
+
+    @says_what_is_whole
+    def save(self, save):
+        """Call save(), which writes the best student."""
+        distributed.from_main(save)
+
+    @says_what_is_whole
     def checkpoint(self, modules=(), optimizer=None):
         """Save the state, the modules' parameters and buffers, and the optimizer's moments.
 
@@ -338,16 +402,20 @@ class Run:
             for name, value in values.items():
                 tensors[f"optimizer.{parameter}.{name}"] = value
         self.state["scaler"] = self.scaler.state_dict()
+        os.fsync(self.metrics)  # the checkpoint says how long it is
         self.state["metrics_bytes"] = self.metrics.seek(0, os.SEEK_END)
-        new = self.file.with_suffix(".new")
-        save_file(tensors, new, {"state": json.dumps(self.state)})
-        replace(new, self.file)
+        write_checkpoint(self.file, tensors, self.state)
+        self.stored = copy.deepcopy(self.state)
 
     @torch.no_grad()
     def restore(self, modules, optimizer):
         """Load the tensors of the last checkpoint into where checkpoint() took them from."""
-        tensors = load_file(self.file)
+        tensors, _ = read_checkpoint(self.file)
         for name, value in named_tensors(modules):
+            if name not in tensors or tensors[name].shape != value.shape:
+                problem = f"no {name} of shape {list(value.shape)}"
+                expected = "the models that the run began with"
+                raise DataError(f"{self.file}: {problem}, expected {expected}")
             value.copy_(tensors[name])
         moments = {}
         for key, value in tensors.items():

@@ -13,7 +13,7 @@ import transformers
 
 from common import DataError, read_lines, read_pairs, resolve
 from support.command_line import training_sentences
-from support.encoder import load_encoder
+from support.encoder import load_encoder, load_pretrained
 
 DELETION_RATE = 0.1  # of word deletion, Table 6
 CROP_RATE = 0.1  # Table 6
@@ -223,9 +223,8 @@ def load_masked_lm(name, device):
     """A folder or a name on the Hugging Face Hub -> (model, tokenizer). Raises DataError."""
     tokenizer = load_encoder(name).tokenizer  # this also checks that the folder is complete
     folder = resolve(name, model=True)
-    model, report = transformers.AutoModelForMaskedLM.from_pretrained(
-        folder, output_loading_info=True
-    )
+    load = load_pretrained(name, folder)
+    model, report = load(transformers.AutoModelForMaskedLM, output_loading_info=True)
     expected = "expected a masked language model"
     if report["missing_keys"]:
         missing = min(report["missing_keys"])

@@ -34,6 +34,8 @@ PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 if PARALLEL:
     torch.set_num_threads(1)
 
+from processes import Processes
+
 import common
 from support import command_line, demo
 from support.encoder import load_encoder
@@ -141,7 +143,8 @@ def models_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder with sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100) of the demo."""
+    """A folder of the demo's data: sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100), and
+    STS-B in GLUE's layout."""
     root = tmp_path_factory.mktemp("files")
     (root / "sentences.txt").write_text("\n".join(demo.sentences(300)) + "\n", "utf-8")
     pairs = zip(*demo.scored_pairs(60, seed=7))
@@ -150,7 +153,21 @@ def files(tmp_path_factory):
     rows = [common.TRIPLET_HEADER, *demo.triplets(100)]
     lines = [",".join(f'"{cell}"' for cell in row) + "\n" for row in rows]
     (root / "triplets.csv").write_text("".join(lines), "utf-8")
+    (root / "STS-B").mkdir()
+    for seed, split in enumerate(("train", "dev", "test"), 20):
+        pairs = zip(*demo.scored_pairs(100, seed))
+        lines = [f"{first}\t{second}\t{score}\n" for first, second, score in pairs]
+        text = "".join(["sentence1\tsentence2\tscore\n", *lines])
+        (root / "STS-B" / f"{split}.tsv").write_text(text, "utf-8")
     return root
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory):
+    """Programs as processes of their own, without the time to load torch: see processes.py."""
+    server = Processes(tmp_path_factory.mktemp("processes"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

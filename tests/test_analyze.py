@@ -335,7 +335,7 @@ REFUSALS = [
         "2 different sentences, exp",
     ),
     (["space", "--pairs", "{}/low.tsv"], "no pair with a score above 4"),
-    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a path that can be written"),
+    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a file that can be written"),
     (["cosine", "--pairs", "{}/low.tsv", "--device", "tpu"], "expected cpu, or cuda"),
 ]
 
@@ -352,7 +352,7 @@ def test_bad_input_is_one_line(models_folder, fails, tmp_path, given, message):
     "lines, message",
     [
         ('{"step": 1, "loss": 2}\n', "metrics.jsonl: no dev score in it"),
-        ('{"step": 1}\n[]\n', "metrics.jsonl:2: '[]', expected JSON with a step"),
+        ('{"step": 1}\n[]\n', "metrics.jsonl:2: '[]' is not an object, expected JSON with a step"),
     ],
 )
 def test_a_bad_log_is_one_line(fails, tmp_path, lines, message):

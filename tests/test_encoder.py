@@ -141,7 +141,7 @@ def test_heads_that_are_unknown_here_are_refused(models_folder, tmp_path):
         load_encoder(folder)
     (dense / "config.json").write_text(json.dumps(config))
     (dense / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="and its model.safetensors"):
+    with pytest.raises(DataError, match="no such file, expected model.safetensors"):
         load_encoder(folder)
 
 

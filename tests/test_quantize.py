@@ -166,7 +166,7 @@ def test_bad_input_gets_one_line_and_status_2(fails, models_folder, files, tmp_p
         ((model, "--pairs", tmp_path / "two.tsv"), "two.tsv:1: 2 tab-separated columns"),
         ((model, "--senteval", tmp_path), "no STS/STSBenchmark below it"),
         ((model, *pairs, "--demo"), "not allowed with"),
-        ((model, *pairs, "--output", tmp_path), "it is a folder"),
+        ((model, *pairs, "--output", tmp_path), "Is a directory, expected a file"),
         ((model, *pairs, "--output", tmp_path / "file" / "x.onnx"), "a file that can be written"),
         ((), "MODEL"),
     ]
