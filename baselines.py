@@ -27,6 +27,8 @@ What the papers leave open, and where this script differs from the original meth
     M and W are dropped after training.
   - PKD caches the teacher's layers: 49 GB for a million sentences of a RoBERTa-large and a student
     of 12 layers. The script says how much before it writes.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - Learning rates follow the size of the student: section 4.2 of DistilCSE, Table 7 of ConGen.
   - --align is none of the papers': KD on the teacher's embeddings, which principal components and a
     rotation bring into the student's space, without M. Several --teacher are distilled together.

@@ -23,6 +23,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     is scored and saved without M.
   - The authors train on 8 GPUs with 512 sentences each in stage 1, and on 4 GPUs with 128 triplets
     each, gathered, in stage 2. --batch-size is all of a step here, and by default 512 and 128.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - The teacher is in eval mode. The authors' code leaves its dropout on.
   - A batch holds sentences of similar length, which saves padding, so its in-batch negatives are
     of similar length, too. --shuffle draws plain random batches.

@@ -47,6 +47,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     encoder ("student before" in the table at the end), and in the authors' code from nothing.
   - A batch holds sentences of similar length, which saves padding. --shuffle draws plain random
     batches, as the authors' code does.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - In one public version of the authors' code, generalize does not read the second view.
   - The head, linear + tanh, starts at random. --head identity starts it as the identity matrix,
     which is better for a student initialized from teacher layers, and --align from the data, for a

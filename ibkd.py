@@ -39,6 +39,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     translation (4.3, A.1). The default here is NLI alone; --train names others.
   - A batch has texts of similar length, so that in-batch negatives and the samples of HSIC are
     alike in it. --shuffle draws them at random.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1. Scores are
     of texts at the model's own maximum.
   - Retrieval: the code has none. The teacher mines hard negatives, once, which are kept in the
