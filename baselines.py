@@ -27,7 +27,11 @@ What the papers leave open, and where this script differs from the original meth
     M and W are dropped after training.
   - PKD caches the teacher's layers: 49 GB for a million sentences of a RoBERTa-large and a student
     of 12 layers. The script says how much before it writes.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - Learning rates follow the size of the student: section 4.2 of DistilCSE, Table 7 of ConGen.
+  - --align is none of the papers': KD on the teacher's embeddings, which principal components and a
+    rotation bring into the student's space, without M. Several --teacher are distilled together.
   - Left out: MetaKD, which needs labeled data of several domains. ConGen's CKD is ckd.py.
 Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --student OUTPUT.
 
@@ -38,7 +42,6 @@ Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --studen
 
 import argparse
 import math
-import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -137,6 +140,13 @@ def random_projection(source, target):
     return nn.Linear(source, target)
 
 
+def aligned_projection(alignment):
+    """A projection without bias that starts as the transpose of A [D_T, D] (--align projection)."""
+    linear = nn.Linear(alignment.shape[1], alignment.shape[0], bias=False)
+    linear.weight.data.copy_(alignment)
+    return linear
+
+
 def identity_projection(source, target):
     """W of IBKD's section 3.1, without bias: the identity at first, where dimensions agree."""
     linear = nn.Linear(source, target, bias=False)
@@ -190,7 +200,9 @@ class Student(nn.Module):
 
 import numpy as np
 
-from common import DataError, TeacherEmbeddings, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table, teacher_embeddings
+from support import distributed
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
@@ -198,16 +210,18 @@ from support.command_line import (
     add_model_options,
     add_run_options,
     check_negatives,
+    check_only_teacher,
     count,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
     reload_student,
     run_main,
     weight,
 )
 from support.run import Run, set_learning_rate
+from support.teachers import ProjectedEmbeddings
 from support.views import add_view_options, load_views
 
 WARMUP = 10  # the learning rate rises for a tenth: of an epoch (DistilCSE), of all steps (ConGen)
@@ -356,11 +370,13 @@ def distill(student, sentences, views, targets, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, protocol.learning_rate(args.lr, step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            embedding, hidden_states = student(input_ids, attention_mask)  # h^S [N, D_S]
+            embedding, hidden_states = student(input_ids, attention_mask)  # h^S [n, D_S]
             if args.method in TWO_VIEWS:
                 generalize, _ = student(*second_view(views, step, encoder, args))
+                generalize = step.gather(generalize)  # [N, D_S]
+        embedding = step.gather(embedding)  # of all processes, [N, D_S]
         projected = student.projection(embedding)  # h^S M or S W [N, D]
         target = targets[step.rows]  # [N, D], for PKD [N, D + k H]
         teacher = target[:, : projected.shape[1]]
@@ -368,7 +384,7 @@ def distill(student, sentences, views, targets, evaluation, run, args):
             case "pkd" if layers:
                 teacher_layers = target[:, projected.shape[1] :].unflatten(1, (len(layers), -1))
                 pooled = pool_layers(hidden_states, layers, attention_mask, encoder.pooling)
-                student_layers = student.patient_projection(pooled)  # [N, k, H]
+                student_layers = student.patient_projection(step.gather(pooled))  # [N, k, H]
                 loss = mse_loss(projected, teacher, args.reduction)
                 loss = loss + patient_loss(student_layers, teacher_layers, args.reduction)
             case "kd" | "pkd":
@@ -390,8 +406,8 @@ def distill(student, sentences, views, targets, evaluation, run, args):
 
 
 def second_view(views, step, encoder, args):
-    """input_ids, attention_mask [N, L] of the second views of a step's rows."""
-    texts = views.second(step.rows, [args.seed, step.number])
+    """input_ids, attention_mask [n, L] of the second views of a step's own rows."""
+    texts = views.second(step.rows, [args.seed, step.number])[step.own]
     return Tokens(encoder, texts, args.max_length).batch(np.arange(len(texts)), args.device)
 
 
@@ -409,57 +425,95 @@ def embed_with_layers(input_ids, attention_mask, teacher, layers):
     return torch.cat([teacher(input_ids, attention_mask), pooled.flatten(1)], dim=1)
 
 
-def make_targets(teacher, encoder, sentences, args):
-    """The student's target for every sentence -> TeacherEmbeddings."""
-    tokens = Tokens(teacher, sentences, args.max_length)
+def make_targets(teachers, encoder, sentences, args):
+    """The student's target for every sentence: rows of teacher embeddings, or of what a method
+    makes of them."""
+    tokenize = partial(Tokens, sentences=sentences, max_length=args.max_length)
+    layers = teacher_layers(teachers.first, encoder, args)
+    if layers:
+        return embeddings_with_layers(teachers.first, tokenize(teachers.first), layers, args)
+    targets = teachers.embeddings(tokenize, args.device)
+    if args.method == "hpd":
+        directions = principal_components(targets, args.dimension, args.seed)
+        return ProjectedEmbeddings(targets, directions)
+    if args.align == "targets":
+        alignment = align_by_sample(targets, encoder, sentences, args.seed)
+        return ProjectedEmbeddings(targets, alignment.matrix, alignment.length)
+    return targets
+
+
+def teacher_layers(teacher, encoder, args):
+    """The layers of the teacher that PKD's student is compared with, layer by layer."""
     depth = encoder.model.config.num_hidden_layers
     teacher_depth = teacher.model.config.num_hidden_layers
-    layers = [layer * teacher_depth // depth for layer in patient_layers(encoder, args)]
-    if layers:
-        numbers = teacher.dimension + len(layers) * teacher.model.config.hidden_size
-        gigabytes = len(tokens) * numbers * np.dtype(np.float32).itemsize / 1e9
-        print(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache", file=sys.stderr)
-        encode_batch = partial(embed_with_layers, teacher=teacher, layers=layers)
-        return teacher_embeddings(teacher, tokens, args.device, encode_batch, f"layers {layers}")
-    targets = teacher_embeddings(teacher, tokens, args.device)
-    if args.method == "hpd":
-        directions = principal_components(targets.array, args.dimension, args.seed)
-        targets = TeacherEmbeddings(targets.array @ directions, args.device)
-    return targets
+    return [layer * teacher_depth // depth for layer in patient_layers(encoder, args)]
+
+
+def embeddings_with_layers(teacher, tokens, layers, args):
+    """What embed_with_layers() says of every sentence -> TeacherEmbeddings."""
+    numbers = teacher.dimension + len(layers) * teacher.model.config.hidden_size
+    gigabytes = len(tokens) * numbers * np.dtype(np.float32).itemsize / 1e9
+    distributed.note(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache")
+    encode_batch = partial(embed_with_layers, teacher=teacher, layers=layers)
+    return teacher_embeddings(teacher, tokens, args.device, encode_batch, f"layers {layers}")
 
 
 def principal_components(vectors, dimension, seed=0):
     """Section 4.2: t_i^HPD = t_i P, what the student of HPD is to say
 
     of IBKD's baseline HPD (Zhao et al. 2022). The loss is mse_loss, with a mean over the batch.
-    vectors: array [n, D] -> P, array [D, dimension]: the directions along which a sample of
-    PCA_SAMPLE vectors varies most, L2-normalized and orthogonal, by falling variance. The mean
-    decides the directions and is not subtracted from t_i, as in the authors' code.
+    vectors: n teacher embeddings [n, D] -> P, array [D, dimension]: the directions along which a
+    sample of PCA_SAMPLE vectors varies most, L2-normalized and orthogonal, by falling variance. The
+    mean decides the directions and is not subtracted from t_i, as in the authors' code.
     """
     rows = np.random.default_rng(seed).permutation(len(vectors))[:PCA_SAMPLE]
-    sample = vectors[np.sort(rows)]
+    sample = np.asarray(vectors[np.sort(rows)])
     eigenvectors = np.linalg.eigh(np.cov(sample, rowvar=False)).eigenvectors  # by rising variance
     return eigenvectors[:, ::-1][:, :dimension].astype(np.float32)
 
 
-def build_student(encoder, teacher, args):
+def make_projection(encoder, targets, dimension, sentences, args):
+    """The projection of the student's embeddings to the teacher's dimension, or none."""
+    if args.align in ("projection", "fixed"):
+        alignment = align_by_sample(targets, encoder, sentences, args.seed)
+        projection = aligned_projection(torch.from_numpy(alignment.matrix))
+        return projection.requires_grad_(args.align == "projection")
+    wanted = args.projection or args.keep_projection or args.method in PROJECTED
+    if wanted or encoder.dimension != dimension:
+        if args.keep_projection:
+            return nn.Linear(encoder.dimension, dimension, bias=False)
+        return PROTOCOLS[args.protocol].projection(encoder.dimension, dimension)
+    return nn.Identity()
+
+
+def build_student(encoder, teachers, targets, sentences, args):
     """Add to the encoder what the protocol and the method ask for -> Student."""
-    dimension = args.dimension if args.method == "hpd" else teacher.dimension
+    dimension = targets.dimension if args.align == "targets" else teachers.dimension
+    if args.method == "hpd":
+        dimension = args.dimension
     torch.manual_seed(args.seed)  # heads and projections start at random
     head = "random" if args.method == "hpd" else args.head
     if head != "none":
         add_head(encoder, dimension, head)
-    projection = nn.Identity()
+    projection = make_projection(encoder, targets, dimension, sentences, args)
     patient_projection = nn.Identity()
-    if args.projection or args.method in PROJECTED or encoder.dimension != dimension:
-        projection = PROTOCOLS[args.protocol].projection(encoder.dimension, dimension)
     hidden = encoder.model.config.hidden_size
-    teacher_hidden = teacher.model.config.hidden_size
+    teacher_hidden = teachers.first.model.config.hidden_size
     if args.method == "pkd" and hidden != teacher_hidden:
         patient_projection = nn.Linear(hidden, teacher_hidden)
     normalize = encoder.normalize and args.method not in NOT_NORMALIZED
     student = Student(encoder, normalize, projection, patient_projection)
+    if args.keep_projection:
+        keep_projection(encoder, projection, targets)
     return student.to(args.device)
+
+
+def keep_projection(encoder, projection, targets):
+    """The encoder answers in the teacher's space, through a last dense head."""
+    if isinstance(targets, ProjectedEmbeddings):  # the student learns t A, and t is nearly t A A^T
+        projection = aligned_projection(targets.matrix)
+        projection.requires_grad_(False)
+    encoder.add_head(projection, nn.Identity())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -504,6 +558,20 @@ def parse_args():
         help="ConGen's dense + tanh (4.1), which stays, and how it starts; %(default)s",
     )
     add("--projection", action="store_true", help="M or W also where dimensions are equal")
+    add(
+        "--align",
+        nargs="?",
+        choices=("targets", "projection", "fixed"),
+        const="targets",
+        help="kd: bring the teacher's embeddings into the student's space by principal components "
+        "and a rotation, without M; projection: start M there; fixed: and leave it there; see "
+        "support/alignment.py",
+    )
+    add(
+        "--keep-projection",
+        action="store_true",
+        help="the student answers in the teacher's space, through M as a last dense head",
+    )
     add(
         "--reduction",
         choices=("sum", "mean"),
@@ -557,6 +625,21 @@ def choose_learning_rate(args, encoder):
     args.lr = peaks[nearest]
 
 
+def check_settings(teachers, sentences, args):
+    """Raises DataError for options that make no sense together."""
+    if args.method == "crd":
+        check_negatives(sentences, args.batch_size)
+    if args.method == "pkd":
+        check_only_teacher(args, "PKD compares the layers of one")
+    if args.method == "hpd" and args.dimension > teachers.dimension:
+        expected = f"at most the teacher's, {teachers.dimension}"
+        raise DataError(f"--dimension {args.dimension}: expected {expected}")
+    if args.align and args.method != "kd":
+        raise DataError(f"--align: expected --method kd, not {args.method}")
+    if args.align == "targets" and args.head != "none":
+        raise DataError(f"--align: expected --head none, not {args.head}, as it needs no head")
+
+
 def main():
     args = parse_args()
     run = Run(args)
@@ -564,20 +647,16 @@ def main():
     encoder = load_student(args, PROTOCOLS[args.protocol].defaults["student_pooling"])
     choose_learning_rate(args, encoder)
     views = load_views(args)
-    teacher = load_teacher(args)
-    if args.method == "crd":
-        check_negatives(len(views.sentences), args.batch_size)
-    if args.method == "hpd" and args.dimension > teacher.dimension:
-        expected = f"at most the teacher's, {teacher.dimension}"
-        raise DataError(f"--dimension {args.dimension}: expected {expected}")
+    teachers = load_teachers(args)
+    check_settings(teachers, len(views.sentences), args)
 
     run.start()
     if run.is_new():
-        run.scores["teacher"] = evaluation.scores(teacher, "teacher")
+        run.scores.update(teachers.scores(evaluation))
         run.scores["student before"] = evaluation.scores(encoder, "student before")
     if not run.finished("distill"):
-        targets = make_targets(teacher, encoder, views.sentences, args)
-        student = build_student(encoder, teacher, args)
+        targets = make_targets(teachers, encoder, views.sentences, args)
+        student = build_student(encoder, teachers, targets, views.sentences, args)
         tokens = Tokens(encoder, views.sentences, args.max_length)
         distill(student, tokens, views, targets, evaluation, run, args)
         title = "student after"
@@ -585,7 +664,7 @@ def main():
     run.write_card(
         f"Distilled by `baselines.py`, method: {args.method}, protocol: {args.protocol}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
     )
     print(table(run.scores))
 

@@ -23,6 +23,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     is scored and saved without M.
   - The authors train on 8 GPUs with 512 sentences each in stage 1, and on 4 GPUs with 128 triplets
     each, gathered, in stage 2. --batch-size is all of a step here, and by default 512 and 128.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - The teacher is in eval mode. The authors' code leaves its dropout on.
   - A batch holds sentences of similar length, which saves padding, so its in-batch negatives are
     of similar length, too. --shuffle draws plain random batches.
@@ -31,6 +33,8 @@ What the paper leaves open, and where this script differs from the paper or the 
   - The student with the best dev score is kept over both stages. If stage 2 makes it worse, the
     student of stage 1 is the result. Stage 1 ends after --patience epochs without progress, stage 2
     trains all its epochs, as in the authors' code.
+  - M starts at random. --align starts it from principal components and a rotation, and
+    --keep-projection keeps it, which no paper does. Several --teacher are distilled together.
   - The TinyBERT students are the second general version, on the Hub nreimers/TinyBERT_L-4_H-312_v2
     and nreimers/TinyBERT_L-6_H-768_v2.
   - The paper's baselines are in baselines.py, except for MetaKD, which needs labeled data of
@@ -42,7 +46,6 @@ What the paper leaves open, and where this script differs from the paper or the 
 """
 
 import math
-import sys
 from functools import partial
 
 import torch
@@ -103,22 +106,35 @@ class Student(nn.Module):
 
     encoder: has `model`, a transformer; `pooling`, "cls" or "mean"; `heads`, dense layers behind it
     (a model's own pooler is one); `normalize`; `dimension`, that of an embedding.
-    projected_dimension: the teacher's dimension D_T, or None for no projection.
+    add_head(linear, activation).
+    projected_dimension: the teacher's dimension D_T, or None for no projection. M is dropped after
+    stage 1, or with keep_projection it has no bias and becomes the encoder's last head.
     """
 
-    def __init__(self, encoder, projected_dimension=None):
+    def __init__(self, encoder, projected_dimension=None, keep_projection=False):
         super().__init__()
         self.encoder = encoder
+        self.heads = encoder.heads[:]  # without M
+        self.projection = nn.Identity()
         if projected_dimension is None:
-            self.projection = nn.Identity()
-        else:
-            self.projection = nn.Linear(encoder.dimension, projected_dimension)  # M
+            return
+        bias = not keep_projection
+        self.projection = nn.Linear(encoder.dimension, projected_dimension, bias)  # M
+        if keep_projection:
+            encoder.add_head(self.projection, nn.Identity())
+
+    @torch.no_grad()
+    def start_projection(self, alignment):
+        """Start M as the transpose of a matrix A [D_T, D], which maps teacher to student."""
+        self.projection.weight.copy_(alignment)
+        if self.projection.bias is not None:
+            self.projection.bias.zero_()
 
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> h^S [N, D], in float32."""
         token_states = self.encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
         pooled = pool(token_states, attention_mask, self.encoder.pooling)  # [N, H]
-        embedding = self.encoder.heads(pooled).float()  # [N, D]
+        embedding = self.heads(pooled).float()  # [N, D]
         if self.encoder.normalize:
             embedding = F.normalize(embedding, dim=-1)
         return embedding
@@ -183,10 +199,13 @@ class MemoryBank(nn.Module):
 # Training
 # --------------------------------------------------------------------------------------------------
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
+from support import distributed
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
+    add_alignment_options,
     add_data_options,
     add_model_options,
     add_run_options,
@@ -195,9 +214,8 @@ from support.command_line import (
     count_or_none,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
-    probability,
     reload_student,
     run_main,
     training_sentences,
@@ -242,10 +260,11 @@ def distill(student, sentences, targets, evaluation, run, args):
         if step.starts_epoch:
             bank.clear()
         set_learning_rate(optimizer, args.lr * warmup_cosine(step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         teacher = targets[step.rows]  # h^T [N, D_T]
         with run.autocast():
-            embedding = student(input_ids, attention_mask)  # h^S [N, D]
+            embedding = student(input_ids, attention_mask)  # h^S [n, D]
+        embedding = step.gather(embedding)  # of all processes, [N, D]
         projected = student.projection(embedding)  # h^S M [N, D_T]
         loss = contrastive_distillation_loss(projected, teacher, bank.embeddings(), temperature())
         run.backward(loss, optimizer)
@@ -275,9 +294,10 @@ def finetune(student, triplets, evaluation, run, args):
     ):
         set_learning_rate(optimizer, args.finetune_lr * warmup_cosine(step))
         with run.autocast():
-            anchor = student(*anchors.batch(step.rows, run.device))  # [N, D]
-            positive = student(*positives.batch(step.rows, run.device))
-            hard_negative = student(*hard_negatives.batch(step.rows, run.device))
+            anchor = student(*anchors.batch(step.own_rows, run.device))  # [n, D]
+            positive = student(*positives.batch(step.own_rows, run.device))
+            hard_negative = student(*hard_negatives.batch(step.own_rows, run.device))
+        anchor, positive, hard_negative = step.gather(anchor, positive, hard_negative)  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -315,6 +335,7 @@ def parse_args():
     stages = ("distill", "finetune", "both")
     add("--stage", choices=stages, default="both", help="stage 1 (3.1), stage 2 (3.2); %(default)s")
     add("--projection", action="store_true", help="use M (eq. 6) also where dimensions are equal")
+    add_alignment_options(add, "start M (eq. 6) by principal components and a rotation")
     add("--temperature", type=positive, help="tau of eq. 5; 0.05, or learned from 0.368 on")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     add(
@@ -329,7 +350,6 @@ def parse_args():
     add("--finetune-epochs", type=count, default=5, help="stage 2; %(default)s (4.2)")
     add("--finetune-batch-size", type=count, default=128, help="stage 2; %(default)s (4.2)")
     add("--finetune-lr", type=positive, help="stage 2; 1e-5 for 52M parameters, else 5e-5 (4.2)")
-    add("--dropout", type=probability, help="of the student; by default its own")
     add_run_options(parser, "runs/ckd", max_length=64, eval_steps=125, patience=3)
     args = parser.parse(
         demo_defaults=dict(
@@ -364,7 +384,7 @@ def choose_queue_size(args, sentences):
     filled = max(0, sentences - args.batch_size)
     if args.queue_size is None:
         args.queue_size = min(QUEUE_SIZE, filled)
-        print(f"memory bank: {args.queue_size} embeddings", file=sys.stderr)
+        distributed.note(f"memory bank: {args.queue_size} embeddings")
     elif args.queue_size > filled:
         problem = f"{sentences} sentences without a batch fill {filled} in an epoch"
         raise DataError(f"--queue-size {args.queue_size}: {problem}")
@@ -372,14 +392,25 @@ def choose_queue_size(args, sentences):
         check_negatives(sentences, args.batch_size)
 
 
-def run_stage_1(encoder, sentences, teacher, evaluation, run, args):
-    """Distill the teacher into the encoder, score the result."""
-    teacher_tokens = Tokens(teacher, sentences, args.max_length)
-    targets = teacher_embeddings(teacher, teacher_tokens, args.device)
+def build_student(encoder, sentences, targets, args):
+    """The student of stage 1, with M where the dimensions differ or an option asks for it."""
+    asked_for = args.projection or args.align or args.keep_projection
+    if not asked_for and targets.dimension == encoder.dimension:
+        return Student(encoder)
+    if args.align:
+        alignment = align_by_sample(targets, encoder, sentences, args.seed)
     torch.manual_seed(args.seed)  # M starts at random
-    projected = args.projection or targets.dimension != encoder.dimension
-    projected_dimension = targets.dimension if projected else None
-    student = Student(encoder, projected_dimension)
+    student = Student(encoder, targets.dimension, args.keep_projection)
+    if args.align:
+        student.start_projection(torch.from_numpy(alignment.matrix))
+    return student
+
+
+def run_stage_1(encoder, sentences, teachers, evaluation, run, args):
+    """Distill the teacher into the encoder, score the result."""
+    tokenize = partial(Tokens, sentences=sentences, max_length=args.max_length)
+    targets = teachers.embeddings(tokenize, args.device)
+    student = build_student(encoder, sentences, targets, args)
     tokens = Tokens(encoder, sentences, args.max_length)
     distill(student.to(args.device), tokens, targets, evaluation, run, args)
     title = "student after stage 1"
@@ -405,17 +436,17 @@ def main():
     if "distill" in stages:
         sentences = training_sentences(args.train)
         choose_queue_size(args, len(sentences))
-        teacher = load_teacher(args)
+        teachers = load_teachers(args)
     if "finetune" in stages:
         triplets = training_triplets(args.triplets)
 
     run.start()
     if run.is_new():
         if "distill" in stages:
-            run.scores["teacher"] = evaluation.scores(teacher, "teacher")
+            run.scores.update(teachers.scores(evaluation))
         run.scores["student before"] = evaluation.scores(encoder, "student before")
     if "distill" in stages and not run.finished("distill"):
-        run_stage_1(encoder, sentences, teacher, evaluation, run, args)
+        run_stage_1(encoder, sentences, teachers, evaluation, run, args)
     if "distill" in stages:
         encoder = reload_student(run.folder, args)
     if "finetune" in stages and not run.finished("finetune"):
@@ -423,7 +454,7 @@ def main():
     run.write_card(
         f"Distilled by `ckd.py` (DistilCSE, arXiv:2112.05638), stages: {' and '.join(stages)}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
     )
     print(table(run.scores))
 

@@ -31,6 +31,8 @@ from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download 
 from scipy.stats import spearmanr  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from support import distributed  # noqa: E402
+
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
@@ -49,11 +51,6 @@ TOKENS_PER_BATCH_CPU = 2048  # padding included, when encoding
 TOKENS_PER_BATCH_CUDA = 65536
 SENTENCES_PER_TOKENIZER_CALL = 10_000
 
-# A log file gets a line every 30 seconds, a terminal ten a second.
-progress = functools.partial(
-    tqdm, dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 30
-)
-
 
 class DataError(Exception):
     """Invalid input. The message is the one line that the user sees."""
@@ -65,6 +62,14 @@ class WriteError(DataError):
     def __init__(self, path, reason, kept):
         self.problem = f"{path}: {reason}, expected a file that can be written"
         super().__init__(f"{self.problem}; {kept}")
+
+
+def progress(*iterable, disable=False, **options):
+    """A progress bar, of the main process. A log file gets a line every 30 seconds, a terminal ten
+    a second."""
+    interval = 0.1 if sys.stderr.isatty() else 30
+    hidden = disable or not distributed.is_main()
+    return tqdm(*iterable, dynamic_ncols=True, mininterval=interval, disable=hidden, **options)
 
 
 class ScoredPairs(NamedTuple):
@@ -485,7 +490,11 @@ def unpack(tar):
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as partial:
             unpack_into(Path(partial) / "all", tar)
-            os.rename(Path(partial) / "all", folder)
+            try:
+                os.rename(Path(partial) / "all", folder)
+            except OSError:
+                if not folder.exists():  # by another process, which was faster
+                    raise
     return folder
 
 
@@ -607,6 +616,15 @@ class ArrayOnDisk(ArrayInMemory):
             self.saved = time.monotonic()
 
 
+class NoArray(ArrayInMemory):
+    """For a process that helps to compute vectors which another one stores."""
+
+    start = sys.maxsize  # it has nothing to do again
+
+    def write(self, rows, vectors, total):
+        self.start += len(rows)
+
+
 def reserve(path):
     """Give a file with holes all its room on the disk, or raise OSError.
 
@@ -622,12 +640,15 @@ def encode(encode_batch, tokens, device, title="", store=None):
     """All rows of `tokens` -> float32 array [n, D], the longest rows first.
 
     encode_batch(input_ids, attention_mask) -> [N, D] is in eval mode. A `title` shows a progress
-    bar. The vectors go to `store`, an ArrayInMemory or ArrayOnDisk.
+    bar. The vectors go to `store`, an ArrayInMemory or ArrayOnDisk. Several processes share the
+    work: each computes every so many-th of the batches that one process would compute, and stores
+    all of them.
     """
     on_cpu = "cpu" in str(device)
     budget = TOKENS_PER_BATCH_CPU if on_cpu else TOKENS_PER_BATCH_CUDA
     order = np.argsort(-tokens.lengths, kind="stable")
     store = store or ArrayInMemory()
+    store.start = distributed.minimum(store.start)
     with progress(
         total=len(order),
         initial=store.start,
@@ -637,12 +658,29 @@ def encode(encode_batch, tokens, device, title="", store=None):
         leave=False,
     ) as bar:
         while store.start < len(order):
-            longest = tokens.lengths[order[store.start]]
-            rows = order[store.start : store.start + max(1, budget // longest)]
-            vectors = encode_batch(*tokens.batch(rows, device)).float().cpu().numpy()
-            store.write(rows, vectors, len(order))
+            parts = next_batches(tokens.lengths, order[store.start :], budget)
+            own = parts[distributed.rank()]
+            if len(own) == 0:
+                own = parts[0]  # to compute something, which gather() leaves out
+            vectors = encode_batch(*tokens.batch(own, device)).float()
+            vectors = distributed.gather(vectors, [len(part) for part in parts])
+            rows = np.concatenate(parts)
+            store.write(rows, vectors.cpu().numpy(), len(order))
             bar.update(len(rows))
     return store.array
+
+
+def next_batches(lengths, order, budget):
+    """The next batch of encode() for each process, none for some at the end -> their row numbers.
+
+    order: the rows that are left; budget: the tokens of a batch, padding included.
+    """
+    parts = []
+    for _ in range(distributed.world_size()):
+        size = max(1, budget // lengths[order[0]]) if len(order) > 0 else 0
+        parts.append(order[:size])
+        order = order[size:]
+    return parts
 
 
 def encode_sentences(encoder, sentences, title=""):
@@ -674,23 +712,34 @@ def teacher_embeddings(teacher, tokens, device, encode_batch=None, what=""):
     `encode_batch` reads something else than the teacher's own embedding) and the tokens, which
     stand for the data, the tokenizer and the maximum length. They are written to a .partial file,
     which is renamed when complete. After a crash the next run continues it; a run that finds
-    another one writing it writes its own.
+    another one writing it writes its own. All processes compute them, and one of each host writes
+    them there.
     """
-    path = CACHE / f"teacher-{embeddings_key(teacher, tokens, what)}.npy"
-    if not path.exists():
-        with writing(path, "nothing half written is taken for whole"):
-            CACHE.mkdir(parents=True, exist_ok=True)
-            delete_old_partial_files()
-            with open(path.with_suffix(".lock"), "w") as lock:
-                partial = path.with_suffix(".partial")
-                if not lock_file(lock):
-                    partial = path.with_suffix(f".{os.getpid()}.partial")
-                if not path.exists():  # another run may have finished it by now
-                    store = ArrayOnDisk(partial)
-                    encode(encode_batch or teacher, tokens, device, "teacher", store)
-                    replace(partial, path)
-                    store.progress.unlink(missing_ok=True)
+    key = distributed.from_main(embeddings_key, teacher, tokens, what)
+    path = CACHE / f"teacher-{key}.npy"
+    if not distributed.minimum(path.exists()):
+        compute = functools.partial(encode, encode_batch or teacher, tokens, device, "teacher")
+        if distributed.is_first_of_host():
+            write_teacher_embeddings(path, compute)
+        else:
+            compute(NoArray())
+        distributed.wait_for_all()
     return TeacherEmbeddings(np.load(path, mmap_mode="r"), device)
+
+
+def write_teacher_embeddings(path, compute):
+    """Write what compute(store) computes to `path`. Raises WriteError."""
+    with writing(path, "nothing half written is taken for whole"):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        delete_old_partial_files()
+        with open(path.with_suffix(".lock"), "w") as lock:
+            partial = path.with_suffix(".partial")
+            if not lock_file(lock):
+                partial = path.with_suffix(f".{os.getpid()}.partial")
+            store = ArrayOnDisk(partial)
+            compute(store)
+            replace(partial, path)
+            store.progress.unlink(missing_ok=True)
 
 
 def lock_file(file):
@@ -735,13 +784,19 @@ def spearman(encoder, sets, title=""):
     {name: ScoredPairs} -> {name: score}, and "avg", their mean, where there are several. Each
     distinct sentence is encoded once. The encoder stays in the mode (train or eval) that it is in.
     """
+    training = encoder.training
+    scores = spearman_of(functools.partial(encode_sentences, encoder.eval(), title=title), sets)
+    encoder.train(training)
+    return scores
+
+
+def spearman_of(encode_all, sets):
+    """The same of any vectors: encode_all(list of n distinct sentences) -> array [n, D]."""
     row = {}
     for pairs in sets.values():
         for text in pairs.first + pairs.second:
             row.setdefault(text, len(row))
-    training = encoder.training
-    vectors = encode_sentences(encoder.eval(), row, title)
-    encoder.train(training)
+    vectors = encode_all(list(row))
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     scores = {}
     for name, pairs in sets.items():

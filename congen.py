@@ -47,10 +47,13 @@ What the paper leaves open, and where this script differs from the paper or the 
     encoder ("student before" in the table at the end), and in the authors' code from nothing.
   - A batch holds sentences of similar length, which saves padding. --shuffle draws plain random
     batches, as the authors' code does.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - In one public version of the authors' code, generalize does not read the second view.
   - The head, linear + tanh, starts at random. --head identity starts it as the identity matrix,
-    which is better for a student initialized from teacher layers. A student that ends in a dense
-    layer of the teacher's dimension already gets no other.
+    which is better for a student initialized from teacher layers, and --align from the data, for a
+    teacher of another dimension. A student that ends in a dense layer of the teacher's dimension
+    already gets no other. Several --teacher are distilled together.
   - A student that Table 7 does not name, or that --student-layers cuts, takes the settings of the
     student nearest in size.
   - alpha = 1, control only, is SEED (Fang et al. 2021), and computes no second view. The baselines
@@ -64,7 +67,6 @@ What the paper leaves open, and where this script differs from the paper or the 
 """
 
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -134,15 +136,19 @@ class Student(nn.Module):
     encoder: has `model`, a transformer; `pooling`, "cls" or "mean" (the paper's); `heads`, dense
     layers behind it; `dimension`, that of an embedding; add_head(linear, activation). If its last
     head has the teacher's dimension already, it stays as it is.
-    dimension: the teacher's. head: how the linear layer starts, "random" or "identity".
+    dimension: the teacher's. head: how the linear layer starts, "random", "identity", or from
+    `alignment`, a matrix A [D_T, D] that maps the teacher's embeddings to the student's.
     """
 
-    def __init__(self, encoder, dimension, head="random"):
+    def __init__(self, encoder, dimension, head="random", alignment=None):
         super().__init__()
         if len(encoder.heads) == 0 or encoder.dimension != dimension:
             linear = nn.Linear(encoder.dimension, dimension)
             if head == "identity":
                 nn.init.eye_(linear.weight)
+                nn.init.zeros_(linear.bias)
+            if alignment is not None:
+                linear.weight.data.copy_(alignment)
                 nn.init.zeros_(linear.bias)
             encoder.add_head(linear, nn.Tanh())
         self.encoder = encoder
@@ -182,7 +188,9 @@ class InstanceQueue(nn.Module):
 
 import numpy as np
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
+from support import distributed
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
@@ -193,7 +201,7 @@ from support.command_line import (
     evaluation_sets,
     fraction,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
     reload_student,
     run_main,
@@ -241,13 +249,15 @@ def distill(student, views, targets, evaluation, run, args):
         reference = targets[step.rows]  # z_ref [N, D]: the teacher never sees the second view
         queue.enqueue(reference)  # before the loss, section 3.2
         with run.autocast():
-            control = student(*first_views.batch(step.rows, run.device))  # z_con [N, D]
+            control = student(*first_views.batch(step.own_rows, run.device))  # z_con [n, D]
         generalize = control  # without a second view if its weight, 1 - alpha, is 0
         if args.alpha < 1:
             texts = views.second(step.rows, [args.seed, step.number])
-            second_views = Tokens(encoder, texts, args.max_length)
+            second_views = Tokens(encoder, texts[step.own], args.max_length)
+            own = range(len(second_views))
             with run.autocast():
-                generalize = student(*second_views.batch(range(len(texts)), run.device))  # z_gen
+                generalize = student(*second_views.batch(own, run.device))  # z_gen [n, D]
+        control, generalize = step.gather(control, generalize)  # of all processes, [N, D]
         loss = congen_loss(
             control,
             generalize,
@@ -331,6 +341,11 @@ def parse_args():
     add = parser.add_argument_group("method (sections of the paper in brackets)").add_argument
     heads = ("random", "identity")
     add("--head", choices=heads, default="random", help="how it starts (4.1); %(default)s")
+    add(
+        "--align",
+        action="store_true",
+        help="start the head by principal components and a rotation; see support/alignment.py",
+    )
     alpha_help = "weight of control; 1 - alpha is that of generalize (Table 5); %(default)s"
     add("--alpha", type=fraction, default=0.5, help=alpha_help)
     add("--epochs", type=count, default=20, help="%(default)s (4.1)")
@@ -373,7 +388,7 @@ def choose_settings(args, encoder, sentences):
         raise DataError(f"{sentences} sentence to train on, expected {expected}")
     row = row_of_table_7(args, encoder)
     setting = TABLE_7[row]
-    print(f"Table 7: options that are not given have the values of {row}", file=sys.stderr)
+    distributed.note(f"Table 7: options that are not given have the values of {row}")
     if args.teacher_temperature is None:
         args.teacher_temperature = setting.teacher_temperature
     if args.student_temperature is None:
@@ -388,12 +403,16 @@ def choose_settings(args, encoder, sentences):
         raise DataError(f"--queue-size {args.queue_size}: expected {expected}")
 
 
-def run_distill(encoder, views, teacher, evaluation, run, args):
+def run_distill(encoder, views, teachers, evaluation, run, args):
     """Distill the teacher into the encoder, score the result."""
-    teacher_tokens = Tokens(teacher, views.sentences, args.max_length)
-    targets = teacher_embeddings(teacher, teacher_tokens, args.device)
+    tokenize = partial(Tokens, sentences=views.sentences, max_length=args.max_length)
+    targets = teachers.embeddings(tokenize, args.device)
+    alignment = None
+    if args.align:
+        aligned = align_by_sample(targets, encoder, views.sentences, args.seed)
+        alignment = torch.from_numpy(aligned.matrix)
     torch.manual_seed(args.seed)  # the head starts at random
-    student = Student(encoder, targets.dimension, args.head).to(args.device)
+    student = Student(encoder, targets.dimension, args.head, alignment).to(args.device)
     distill(student, views, targets, evaluation, run, args)
     title = "student after"
     run.finish("distill", {title: evaluation.scores(reload_student(run.folder, args), title)})
@@ -406,20 +425,20 @@ def main():
     encoder = load_student(args)
     views = load_views(args)
     choose_settings(args, encoder, len(views.sentences))
-    teacher = load_teacher(args)
+    teachers = load_teachers(args)
 
     run.start()
     if run.is_new():
-        run.scores["teacher"] = evaluation.scores(teacher, "teacher")
+        run.scores.update(teachers.scores(evaluation))
         run.scores["student before"] = evaluation.scores(encoder, "student before")
     if not run.finished("distill"):
-        run_distill(encoder, views, teacher, evaluation, run, args)
+        run_distill(encoder, views, teachers, evaluation, run, args)
     second_views = "given" if args.pairs else args.augment
     run.write_card(
         "Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), "
         f"alpha: {args.alpha}, second views: {second_views}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
     )
     print(table(run.scores))
 

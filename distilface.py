@@ -26,6 +26,8 @@ What the paper leaves open, and where this script differs from the paper or the 
     The authors' last notebooks, which train the final model, are in fp32: --precision fp32.
   - The average at the end is that of seven test sets. Table 2 has five, without STS16 and SICK-R:
     eval_sts.py --sets STS12,STS13,STS14,STS15,STS-B. Quantization (4.2, Table 5) is quantize.py.
+  - Each of several processes (torchrun) draws the dropout of its own sentences. So their number
+    changes the draws, and with them the losses.
 
   python distilface.py                              the paper's setting
   python distilface.py --student my-encoder --pooling avg --train my.txt --dev my-pairs.tsv
@@ -162,6 +164,7 @@ from common import MINILM, DataError, Tokens, table
 from support.command_line import (
     ArgumentParser,
     add_data_options,
+    add_dropout_option,
     add_run_options,
     check_negatives,
     count,
@@ -169,6 +172,7 @@ from support.command_line import (
     positive,
     reload_student,
     run_main,
+    set_dropout,
     training_sentences,
 )
 from support.encoder import Encoder, LayerPooling, load_encoder
@@ -197,9 +201,10 @@ def train(student, sentences, evaluation, run, args):
         drop_last=True,
     ):
         set_learning_rate(optimizer, args.lr * linear_decay(step))
-        input_ids, attention_mask = sentences.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            first, second = student(input_ids, attention_mask)  # h, h^+ [N, D]
+            first, second = student(input_ids, attention_mask)  # h, h^+ [n, D]
+        first, second = step.gather(first, second)  # of all processes, [N, D]
         loss = simcse_loss(first, second, args.temperature)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -223,7 +228,8 @@ def parse_args():
             "--quantize": "quantize.py OUTPUT writes and measures the int8 model",
         },
     )
-    add = parser.add_argument_group("model").add_argument
+    model = parser.add_argument_group("model")
+    add = model.add_argument
     add("--student", default="distilbert-base-uncased", help="folder or Hub name; %(default)s (4)")
     add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
     add(
@@ -232,6 +238,7 @@ def parse_args():
         default="avg_last4",
         help="how the student is read, whatever its folder states; %(default)s (5.6, Table 3)",
     )
+    add_dropout_option(model)
     add_data_options(parser, "wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method (tables of the paper in brackets)").add_argument
     add("--temperature", type=positive, default=0.05, help="tau; %(default)s (Table 3)")
@@ -250,7 +257,8 @@ def parse_args():
             batch_size=64,
             max_steps=100,
             eval_steps=25,
-        )
+        ),
+        needs_dropout=True,
     )
 
 
@@ -282,6 +290,7 @@ def load_student(args):
     encoder = Encoder(
         encoder.model, encoder.tokenizer, pooling, no_heads, normalize, encoder.max_length
     )
+    set_dropout(encoder, args)
     return encoder.to(args.device)
 
 

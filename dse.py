@@ -40,6 +40,8 @@ What the paper leaves open, and where this script differs from the paper or the 
   - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
     left out; the authors' code keeps those with an empty one.
   - --benchmark encodes the demo's sentences without padding to a fixed length.
+  - Of several processes (torchrun), each draws the dropout of its own pairs in the teacher's
+    fine-tuning. The student has none then, unless --dropout is given.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
@@ -218,11 +220,13 @@ from common import (
 from support import demo, glue
 from support.command_line import (
     ArgumentParser,
+    add_dropout_option,
     add_run_options,
     count,
     fraction,
     positive,
     run_main,
+    set_dropout,
 )
 from support.encoder import Encoder, LayerPooling, load_encoder, load_pretrained, move_files
 from support.run import Run
@@ -253,10 +257,11 @@ def finetune(teacher, pairs, labels, evaluation, run, args):
         patience=args.patience,
     ):
         teacher.train()  # a dev score leaves it in eval mode
-        input_ids, attention_mask = pairs.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = pairs.batch(step.own_rows, run.device)  # [n, L]
         with run.autocast():
-            logits = teacher(input_ids, attention_mask)  # T [N, C]
-        loss = label_loss(logits.float(), labels[step.rows], args.task)
+            logits = teacher(input_ids, attention_mask)  # T [n, C]
+        logits = step.gather(logits.float())  # of all processes, [N, C]
+        loss = label_loss(logits, labels[step.rows], args.task)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(teacher.parameters(), 1.0)
         run.step(optimizer)
@@ -284,12 +289,11 @@ def distill(student, first, second, targets, labels, evaluation, run, args):
     ):
         student.encoder.train(not args.freeze_encoder)  # a dev score leaves it in eval mode
         with run.autocast():
-            u = student.embed(*first.batch(step.rows, run.device))  # psi(y) [N, D]
-            v = student.embed(*second.batch(step.rows, run.device))  # psi(z) [N, D]
-            logits = student.head(u, v)  # S [N, C]
-        loss = dse_loss(
-            logits.float(), targets[step.rows], labels[step.rows], args.alpha, args.task
-        )
+            u = student.embed(*first.batch(step.own_rows, run.device))  # psi(y) [n, D]
+            v = student.embed(*second.batch(step.own_rows, run.device))  # psi(z) [n, D]
+            logits = student.head(u, v)  # S [n, C]
+        logits = step.gather(logits.float())  # of all processes, [N, C]
+        loss = dse_loss(logits, targets[step.rows], labels[step.rows], args.alpha, args.task)
         run.backward(loss, optimizer)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         run.step(optimizer)
@@ -432,7 +436,8 @@ BERT_LARGE = dict(
 
 def parse_args():
     parser = ArgumentParser("DSE: distill a cross-encoder. Defaults are the paper's.")
-    add = parser.add_argument_group("models and data").add_argument
+    models = parser.add_argument_group("models and data")
+    add = models.add_argument
     add("--task", choices=tuple(glue.TASKS), default="mrpc", help="%(default)s")
     add("--glue", help="folder that contains GLUE's MRPC, STS-B, ...; by default from the Hub")
     add(
@@ -445,6 +450,7 @@ def parse_args():
         help="folder or Hub name; by default --teacher as it is before fine-tuning (3.4)",
     )
     add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
+    add_dropout_option(models)
     add = parser.add_argument_group("method (sections of the paper in brackets)").add_argument
     add(
         "--alpha",
@@ -527,6 +533,7 @@ def load_models(args):
     """--student, --teacher -> Student, CrossEncoder. Raises DataError."""
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = new_encoder(args.student or args.teacher, args.student_layers)
+    set_dropout(encoder, args)
     encoder.requires_grad_(not args.freeze_encoder)
     student = Student(encoder, glue.TASKS[args.task].outputs)
     teacher = CrossEncoder(args.teacher, args.task, args.max_length)
@@ -682,7 +689,7 @@ def main():
         run.write_card(
             f"Distilled by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}.",
             student=args.student or args.teacher,
-            teacher=args.teacher,
+            teachers=[args.teacher],
             task="text-classification",
             metric=None,
             library="transformers",

@@ -32,13 +32,15 @@ What the paper leaves open, and where this script differs from the paper or the 
   - Eq. 8 and 10 print inner products. As in the code, both are the cosine, of W s and of S'. W
     starts as the identity if the dimensions agree. S is read without W, as the dimensions in Table
     2 say. The code keeps W in the student (--keep-mapping), whose queries then match an index that
-    the teacher built.
+    the teacher built. --align starts W from the data. Several --teacher are distilled together.
   - Eq. 10 contrasts an anchor with its own hard negatives, the code with those of the whole batch
     (--batch-negatives).
   - Stage 1 of the paper is on 3,590,265 sentences: NLI, and the same by WordNet and by back
     translation (4.3, A.1). The default here is NLI alone; --train names others.
   - A batch has texts of similar length, so that in-batch negatives and the samples of HSIC are
     alike in it. --shuffle draws them at random.
+  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
+    a whole one with its own, as in the paper. --dropout sets it.
   - As in the code: Adam, linear decay to zero, 128 tokens, gradient norm clipped at 1. Scores are
     of texts at the model's own maximum.
   - Retrieval: the code has none. The teacher mines hard negatives, once, which are kept in the
@@ -165,6 +167,11 @@ class Student(nn.Module):
         if keep_mapping:
             encoder.add_head(self.mapping, nn.Identity())
 
+    @torch.no_grad()
+    def start_mapping(self, alignment):
+        """Start W as the transpose of a matrix A [D_T, D], which maps teacher to student."""
+        self.mapping.weight.copy_(alignment)
+
     def forward(self, input_ids, attention_mask):
         """[N, L], [N, L] -> X [N, H], the mean of the input embeddings, and S [N, D]; float32."""
         output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
@@ -199,7 +206,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
+from support.alignment import align_by_sample
 from support.command_line import (
     DEMO,
     ArgumentParser,
@@ -208,10 +216,11 @@ from support.command_line import (
     add_model_options,
     add_run_options,
     check_negatives,
+    check_only_teacher,
     count,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     positive,
     reload_student,
     run_main,
@@ -224,12 +233,12 @@ from support.retrieval_training import (
     TokenizedTexts,
     add_retrieval_options,
     given_negatives,
-    negatives_given,
+    mined_negatives,
     read_training_data,
-    training_negatives,
     training_rows,
 )
 from support.run import Run, set_learning_rate
+from support.teachers import Teachers
 
 TEXTS_AT_A_TIME = 32  # in stage 2, of the positives and hard negatives of a batch
 
@@ -269,10 +278,11 @@ def distill(student, texts, targets, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, linear_decay(args.lr, step))
-        input_ids, attention_mask = texts.batch(step.rows, run.device)  # [N, L]
+        input_ids, attention_mask = texts.batch(step.own_rows, run.device)  # [n, L]
         teacher = targets[step.rows]  # T [N, D_T]
         with run.autocast():
-            x, s = student(input_ids, attention_mask)  # X [N, H], S [N, D]
+            x, s = student(input_ids, attention_mask)  # X [n, H], S [n, D]
+        x, s = step.gather(x, s)  # of all processes, [N, H], [N, D]
         mapped = student.mapping(s)  # W S [N, D_T]
         contrast = info_nce(mapped, teacher, args.temperature)
         dependence = bottleneck(x, s, args.beta1, args)
@@ -303,13 +313,18 @@ def finetune(student, labels, evaluation, run, args):
         patience=args.patience,
     ):
         set_learning_rate(optimizer, linear_decay(args.finetune_lr, step))
-        positives = labels.positives[step.rows]  # [N]
-        hard_negatives = labels.hard_negatives[step.rows]  # [N, K]
-        compared = np.concatenate([positives, hard_negatives.ravel()])  # [N + N K]
+        positives = labels.positives[step.own_rows]  # [n]
+        hard_negatives = labels.hard_negatives[step.own_rows]  # [n, K]
+        compared = np.concatenate([positives, hard_negatives.ravel()])  # [n + n K]
         with run.autocast():
-            anchors = labels.tokens.batch(labels.anchors[step.rows], run.device)
-            x, s = student(*anchors)  # X [N, H], S [N, D]
+            anchors = labels.tokens.batch(labels.anchors[step.own_rows], run.device)
+            x, s = student(*anchors)  # X [n, H], S [n, D]
             x_compared, s_compared = embed_by_length(student, labels.tokens, compared, run.device)
+        n = len(x)
+        x, s, x_positive, s_positive, x_negatives, s_negatives = step.gather(
+            x, s, x_compared[:n], s_compared[:n], x_compared[n:], s_compared[n:]
+        )  # of all processes: twice [N, H], [N, D], then [N K, H], [N K, D]
+        s_compared = torch.cat([s_positive, s_negatives])  # [N + N K, D]
         mapped = student.mapping(s)  # S' [N, D']
         mapped_compared = student.mapping(s_compared)  # [N + N K, D']
         s_positive = mapped_compared[: len(s)]
@@ -318,7 +333,7 @@ def finetune(student, labels, evaluation, run, args):
             mapped, s_positive, s_negatives, args.finetune_temperature, args.batch_negatives
         )
         if args.hsic_texts == "all":
-            x = torch.cat([x, x_compared])
+            x = torch.cat([x, x_positive, x_negatives])
             s = torch.cat([s, s_compared])
         dependence = bottleneck(x, s, args.beta2, args)
         loss = contrast + dependence  # eq. 9
@@ -406,7 +421,17 @@ def parse_args():
     )
     texts = ("anchor", "all")
     add("--hsic-texts", choices=texts, default="anchor", help="stage 2: of HSIC; %(default)s")
-    add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
+    add(
+        "--keep-mapping",
+        "--keep-projection",
+        action="store_true",
+        help="W stays: the student uses the teacher's space",
+    )
+    add(
+        "--align",
+        action="store_true",
+        help="start W by principal components and a rotation; see support/alignment.py",
+    )
     add("--dim", type=count, help="stage 2: project the embedding to this dimension (3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the batch")
     for prefix, stage in (("", "stage 1"), ("finetune-", "stage 2")):
@@ -455,25 +480,29 @@ class Labels(NamedTuple):
 class Task(NamedTuple):
     """What a student learns from, and how it and its teacher are scored."""
 
-    tokens: Tokens  # of stage 1, None without it
-    teacher_tokens: Tokens  # the same texts
+    teachers: Teachers  # None where nothing needs them
+    texts: TokenizedTexts  # of stage 1, None without it
     labels: Callable  # () -> Labels, when stage 2 begins
     evaluation: EvaluationSets | RetrievalSets
-    teacher_evaluation: EvaluationSets | RetrievalSets
+    teacher_scores: Callable  # () -> {row: {set: score}}
 
 
-def similarity_task(encoder, teacher, stages, args):
+def similarity_task(encoder, args, stages):
     """Section 4.3, STS: sentences, and triplets of NLI. Raises DataError."""
     evaluation = evaluation_sets(args)
-    tokens = teacher_tokens = labels = None
+    texts = labels = teachers = None
     if "distill" in stages:
         texts = TokenizedTexts(training_sentences(args.train), args.max_length)
         check_negatives(len(texts.texts), args.batch_size)
-        tokens = texts.of(encoder)
-        teacher_tokens = texts.of(teacher)
+        teachers = load_teachers(args)
     if "finetune" in stages:
         labels = partial(label_triplets, encoder, training_triplets(args.triplets), args.max_length)
-    return Task(tokens, teacher_tokens, labels, evaluation, evaluation)
+    return Task(teachers, texts, labels, evaluation, partial(scores_of, teachers, evaluation))
+
+
+def scores_of(teachers, evaluation):
+    """{row: {set: score}} of the teachers, if the run has any."""
+    return {} if teachers is None else teachers.scores(evaluation)
 
 
 def label_triplets(encoder, triplets, max_length):
@@ -484,7 +513,7 @@ def label_triplets(encoder, triplets, max_length):
     return Labels(tokens, rows[0], rows[1], rows[2][:, None])
 
 
-def retrieval_task(encoder, teacher, stages, args):
+def retrieval_task(encoder, args, stages):
     """Section 4.3, DR: all passages and training queries. Raises DataError."""
     test_split = None if args.skip_test else args.test_split
     passages, data, sets = read_training_data(
@@ -494,21 +523,34 @@ def retrieval_task(encoder, teacher, stages, args):
     if "distill" in stages:
         check_negatives(len(texts.texts), args.batch_size)
     given = given_negatives(len(passages), data, args) if "finetune" in stages else None
-    tokens = texts.of(encoder)
-    teacher_tokens = None if teacher is None else texts.of(teacher)
-    labels = partial(label_queries, data, given, tokens, teacher, teacher_tokens, args)
+    mines = "finetune" in stages and given is None
+    teachers = None
+    if mines or "distill" in stages:
+        check_only_teacher(args, "it searches among passages")
+        teachers = load_teachers(args)
+    labels = partial(label_queries, data, given, texts, encoder, teachers, args)
     evaluation = sets._replace(similarity=args.similarity)
     teacher_evaluation = sets._replace(similarity=args.teacher_similarity)
-    return Task(tokens, teacher_tokens, labels, evaluation, teacher_evaluation)
+    return Task(
+        teachers, texts, labels, evaluation, partial(search_scores, teachers, teacher_evaluation)
+    )
 
 
-def label_queries(data, given, tokens, teacher, teacher_tokens, args):
+def search_scores(teachers, evaluation):
+    """{row: {metric: score}} of the teacher, if the run has one."""
+    return {} if teachers is None else {"teacher": evaluation.scores(teachers.first, "teacher")}
+
+
+def label_queries(data, given, texts, encoder, teachers, args):
     """Training queries, their positives, and hard negatives that are given or mined -> Labels.
 
     The teacher mines them: the passages most similar to a query, its positives left out.
     """
-    negatives = training_negatives(data, given, teacher, teacher_tokens, args)
+    negatives = given
+    if given is None:
+        negatives = mined_negatives(data, teachers.first, texts.of(teachers.first), args)
     queries, positives, negatives = training_rows(data, negatives)
+    tokens = texts.of(encoder)
     passages = len(tokens) - len(data.queries)
     return Labels(tokens, passages + queries, positives, negatives)
 
@@ -516,12 +558,17 @@ def label_queries(data, given, tokens, teacher, teacher_tokens, args):
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
 
 
-def run_stage_1(encoder, task, teacher, run, args):
+def run_stage_1(encoder, task, run, args):
     """Distill the teacher into the encoder, score the result."""
-    targets = teacher_embeddings(teacher, task.teacher_tokens, args.device)
+    targets = task.teachers.embeddings(task.texts.of, args.device)
+    if args.align:
+        alignment = align_by_sample(targets, encoder, task.texts.texts, args.seed)
     torch.manual_seed(args.seed)  # W starts at random
     student = Student(encoder, targets.dimension, args.keep_mapping, args.hsic_layer)
-    distill(student.to(args.device), task.tokens, targets, task.evaluation, run, args)
+    if args.align:
+        student.start_mapping(torch.from_numpy(alignment.matrix))
+    texts = task.texts.of(encoder)
+    distill(student.to(args.device), texts, targets, task.evaluation, run, args)
     title = "student after stage 1"
     run.finish("distill", {title: task.evaluation.scores(reload_student(run.folder, args), title)})
 
@@ -553,25 +600,22 @@ def main():
     stages = ("distill", "finetune") if args.stage == "both" else (args.stage,)
     encoder = load_student(args)
     check_layer(encoder, args.hsic_layer)
-    mines = args.task == "dr" and not negatives_given(args)
-    teacher = load_teacher(args) if mines or "distill" in stages else None
-    task = TASKS[args.task](encoder, teacher, stages, args)
+    task = TASKS[args.task](encoder, args, stages)
 
     run.start()
     if run.is_new():
-        if teacher is not None:
-            run.scores["teacher"] = task.teacher_evaluation.scores(teacher, "teacher")
+        run.scores.update(task.teacher_scores())
         run.scores["student before"] = task.evaluation.scores(encoder, "student before")
     if "distill" in stages:
         if not run.finished("distill"):
-            run_stage_1(encoder, task, teacher, run, args)
+            run_stage_1(encoder, task, run, args)
         encoder = reload_student(run.folder, args)
     if "finetune" in stages and not run.finished("finetune"):
         run_stage_2(encoder, task, run, args)
     run.write_card(
         f"Distilled by `ibkd.py` (IBKD, arXiv:2311.05472), stages: {' and '.join(stages)}.",
         student=args.student or args.teacher,
-        teacher=args.teacher,
+        teachers=[args.teacher, *args.other_teachers],
         **CARDS[args.task],
     )
     print(table(run.scores))

@@ -5,7 +5,6 @@ option is declared. Invalid input prints one error line and exits with status 2.
 """
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -25,14 +24,16 @@ from common import (
     read_triplets,
     resolve,
     spearman,
+    spearman_of,
     system_reason,
     write_whole,
 )
-from support import demo
-from support.encoder import load_encoder
+from support import demo, distributed
+from support.distributed import INVALID_INPUT
+from support.encoder import load_encoder, public_name
 from support.process import handling, interrupt
+from support.teachers import Teachers
 
-INVALID_INPUT = 2  # exit status
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status
 POOLINGS = ("mean", "cls", "pooler")
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", train="demo", dev="demo")
@@ -50,15 +51,48 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         raise DataError(f"{message} (--help lists the options)")
 
-    def parse(self, demo_defaults=None):
-        """The arguments, with `demo_defaults` where --demo is given. Raises DataError."""
+    def parse(self, demo_defaults=None, needs_dropout=False):
+        """The arguments, with `demo_defaults` where --demo is given. Raises DataError.
+
+        needs_dropout: the method rests on it, so that several processes have it, too.
+        """
         if demo_defaults and self.parse_known_args()[0].demo:
             self.set_defaults(**demo_defaults)
         args = self.parse_args()
         check_device(args)
+        choose_teachers(args)
+        choose_dropout(args)
+        if distributed.world_size() > 1 and not needs_dropout:
+            switch_off_dropout(args)
         if getattr(args, "json", None) is not None:
             check_target(args.json)
         return args
+
+
+def choose_teachers(args):
+    """The teachers that are given take the place of the default one. Raises DataError."""
+    if not hasattr(args, "teachers"):
+        return
+    if args.teachers:
+        args.teacher, *args.other_teachers = args.teachers
+    del args.teachers
+    if args.teacher_weights is None:
+        return
+    teachers = 1 + len(args.other_teachers)
+    if len(args.teacher_weights) != teachers:
+        given = ",".join(f"{value:g}" for value in args.teacher_weights)
+        raise DataError(f"--teacher-weights {given}: expected {teachers}, one for each --teacher")
+
+
+def choose_dropout(args):
+    """No dropout, if it is not given, where a teacher's embeddings train a model cut to few layers.
+
+    It is faster and scores better there (RESULTS.md). A student that is whole keeps its own, as in
+    the papers.
+    """
+    is_distilled = hasattr(args, "other_teachers")
+    if is_distilled and args.student_layers and args.dropout is None:
+        args.dropout = 0.0
 
 
 class Moved(argparse.Action):
@@ -79,7 +113,7 @@ def run_main(main):
     line and their own status, a closed pipe ends it quietly.
     """
     try:
-        with handling(interrupt):
+        with handling(interrupt), distributed.all_processes():
             try:
                 main()
             finally:
@@ -97,9 +131,7 @@ def run_main(main):
 
 
 def fail(message, status):
-    with contextlib.suppress(OSError):  # a terminal that is gone
-        print(f"error: {message}", file=sys.stderr)
-    sys.exit(status)
+    distributed.fail(f"error: {message}", status)
 
 
 def one_line(error):
@@ -163,16 +195,35 @@ probability = number(float, 0, 1, high_excluded=True)
 seed = number(int, 0, 2**32 - 1)  # Run multiplies it, and torch takes 64 bits
 
 
+def positive_numbers(text):
+    """Numbers above 0, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
 # --------------------------------------------------------------------------------------------------
 # Groups of options
 # --------------------------------------------------------------------------------------------------
 
 
 def add_model_options(parser, teacher, student_pooling="mean"):
-    """--teacher, --student, --student-layers, --pooling, --teacher-pooling."""
+    """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --dropout, ...
+
+    In the arguments, `teacher` is the first one and `other_teachers` are the rest.
+    """
     group = parser.add_argument_group("models")
     add = group.add_argument
-    add("--teacher", default=teacher, help="folder or Hub name; %(default)s")
+    add(
+        "--teacher",
+        action="append",
+        dest="teachers",
+        help=f"folder or Hub name; {teacher}; given several times, these teachers together",
+    )
+    add(
+        "--teacher-weights",
+        type=positive_numbers,
+        help="of several teachers' cosines in their weighted mean: 1,2; by default all equal",
+    )
+    parser.set_defaults(teacher=teacher, other_teachers=[])
     add(
         "--student",
         help="folder or Hub name; by default the teacher itself, cut to --student-layers",
@@ -185,7 +236,27 @@ def add_model_options(parser, teacher, student_pooling="mean"):
         help=f"how the student is read; {stated}, else {student_pooling}",
     )
     add("--teacher-pooling", choices=POOLINGS, help=f"how the teacher is read; {stated}, else mean")
+    add_dropout_option(group, "by default 0 for a student cut to --student-layers, else its own")
     return group
+
+
+def add_alignment_options(add, what):
+    """--align, --keep-projection. add: a parser's add_argument; what: what --align does."""
+    add("--align", action="store_true", help=f"{what}; see support/alignment.py")
+    add(
+        "--keep-projection",
+        action="store_true",
+        help="the student answers in the teacher's space, through a last dense head",
+    )
+
+
+def add_dropout_option(parser, default="by default its own"):
+    parser.add_argument(
+        "--dropout",
+        type=probability,
+        help=f"of the student in training; {default}, or 0 with several processes, which do not "
+        "draw the masks of one (distilface.py: always its own)",
+    )
 
 
 def add_data_options(parser, train):
@@ -263,13 +334,31 @@ def add_evaluation_options(parser):
 
 
 def check_device(args):
-    """Raises DataError for a device that is not there, or cannot compute in --precision."""
+    """Raises DataError for a device that is not there."""
     if args.device.startswith("cuda") and torch.cuda.is_available():
+        check_gpus(args)
         return
     if args.device != "cpu":
         raise DataError(f"--device {args.device}: expected cpu, or cuda on a machine that has it")
-    if getattr(args, "precision", "fp32") != "fp32":
-        raise DataError(f"--precision {args.precision}: expected fp32 on a CPU")
+
+
+def check_gpus(args):
+    """Raises DataError if there is no GPU for each of several processes."""
+    if distributed.world_size() == 1:
+        return
+    if args.device != "cuda":
+        expected = "cuda, as each of several processes has its own GPU"
+        raise DataError(f"--device {args.device}: expected {expected}")
+    if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} GPUs on this host"
+        raise DataError(f"{found}, expected one for each process of torchrun's --nproc-per-node")
+
+
+def switch_off_dropout(args):
+    """--dropout 0, where it is not given: several processes do not draw the masks of one."""
+    if "dropout" in args and args.dropout is None:
+        args.dropout = 0.0
+        distributed.note("several processes: --dropout 0, so that they train as one process does")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,18 +391,28 @@ def reload_student(folder, args):
 
 
 def set_dropout(encoder, args):
-    """--dropout, where a script has it and it is given, instead of the encoder's own."""
-    dropout = getattr(args, "dropout", None)
-    if dropout is None:
+    """--dropout, where it is given, instead of the encoder's own."""
+    if args.dropout is None:
         return
     for module in encoder.modules():
         if isinstance(module, torch.nn.Dropout):
-            module.p = dropout
+            module.p = args.dropout
 
 
-def load_teacher(args):
-    """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
-    return load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
+def load_teachers(args):
+    """The frozen encoders that --teacher describes -> Teachers. Raises DataError."""
+    names = [args.teacher, *args.other_teachers]
+    encoders = []
+    for name in names:
+        encoders.append(load_encoder(name, args.teacher_pooling).to(args.device).eval())
+    shares = args.teacher_weights or [1.0] * len(names)
+    return Teachers([public_name(name) for name in names], encoders, shares)
+
+
+def check_only_teacher(args, reason):
+    """Raises DataError, with the reason, if several teachers are given."""
+    if args.other_teachers:
+        raise DataError(f"--teacher {args.other_teachers[0]}: expected one teacher, as {reason}")
 
 
 def training_sentences(name):
@@ -358,6 +457,13 @@ class EvaluationSets(NamedTuple):
         scores = spearman(encoder, self.dev, title)
         if self.test:
             scores |= spearman(encoder, self.test, title)
+        return scores
+
+    def scores_of(self, encode_all):
+        """The same of any vectors: encode_all(list of n sentences) -> array [n, D]."""
+        scores = spearman_of(encode_all, self.dev)
+        if self.test:
+            scores |= spearman_of(encode_all, self.test)
         return scores
 
 

@@ -283,6 +283,11 @@ def read_json(path, default=None, kind=dict):
         raise DataError(f"{path}: {error}, expected JSON") from None
 
 
+def public_name(model):
+    """A model's name without the folders of this machine."""
+    return Path(model).name if Path(model).exists() else model
+
+
 def load_encoder(name, pooling=None, default="mean", layers=None):
     """A folder or a name on the Hugging Face Hub -> Encoder.
 

@@ -7,7 +7,6 @@ and so are QQP's rows without two questions, which a line on stderr counts.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from huggingface_hub import hf_hub_download
 from scipy.stats import pearsonr, spearmanr
 
 from common import DataError, parse_json, read_lines, read_score
-from support import demo
+from support import demo, distributed
 from support.encoder import read_json
 from support.records import is_number
 
@@ -202,7 +201,7 @@ def leave_out_incomplete(rows, path):
     complete = [row for row in rows if row.first and row.second]
     left_out = len(rows) - len(complete)
     if left_out:
-        print(f"{path}: rows left out, without two questions: {left_out}", file=sys.stderr)
+        distributed.note(f"{path}: rows left out, without two questions: {left_out}")
     return complete
 
 

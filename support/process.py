@@ -7,11 +7,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 import weakref
 
 from common import DataError, lock_file
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ONE_REQUEST = 0.5  # seconds
 LOCK = ".lock"  # in the folder; it is gone when the process has ended
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -48,15 +50,22 @@ def handling(handler):
 
 
 class Requests:
-    """`signal` is the number of the first signal, None without one; a second one ends the work."""
+    """`signal` is the number of the first signal, 0 without one; another one ends the work.
+
+    What comes with the first one is that one again: torchrun passes on the Ctrl-C that its
+    processes have got from the terminal.
+    """
 
     def __init__(self):
-        self.signal = None
+        self.signal = 0
+        self.when = 0.0
 
     def note(self, number, frame):
-        if self.signal is not None:
+        if not self.signal:
+            self.signal = number
+            self.when = time.monotonic()
+        elif time.monotonic() > self.when + ONE_REQUEST:
             raise Interrupted(number)
-        self.signal = number
 
 
 @contextlib.contextmanager

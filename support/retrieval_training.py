@@ -28,6 +28,7 @@ from common import (
     write_whole,
     writing,
 )
+from support import distributed
 from support.command_line import count
 from support.retrieval import (
     CHUNK,
@@ -348,25 +349,18 @@ def read_negatives(path, beir, data, count):
     return negatives
 
 
-def training_negatives(data, given, teacher, tokens, args):
-    """The hard negatives of each training query [Q, K]: `given`, or the teacher's.
+def mined_negatives(data, teacher, tokens, args):
+    """The hard negatives of each training query [Q, K], which the teacher finds.
 
     tokens: the teacher's, of all passages and training queries. Raises DataError.
     """
-    if given is not None:
-        return given
     vectors = teacher_embeddings(teacher, tokens, args.device).array
     key = embeddings_key(teacher, tokens, "")
     settings = (args.hard_negatives, args.teacher_similarity, args.device)
-    mined = cached_negatives(key, vectors, data, *settings)
-    if args.negatives:
+    mined = distributed.from_main(cached_negatives, key, vectors, data, *settings)
+    if args.negatives and distributed.is_main():
         write_negatives(args.negatives, args.beir, data, mined)
     return mined
-
-
-def negatives_given(args):
-    """Are there hard negatives to read?"""
-    return args.negatives is not None and Path(args.negatives).exists()
 
 
 def given_negatives(passages, data, args):
@@ -374,7 +368,7 @@ def given_negatives(passages, data, args):
 
     passages: how many distinct ones there are. Raises DataError.
     """
-    if negatives_given(args):
+    if args.negatives and distributed.from_main(Path(args.negatives).exists):
         return read_negatives(args.negatives, args.beir, data, args.hard_negatives)
     if args.negatives and not Path(args.negatives).parent.is_dir():
         raise DataError(f"{args.negatives}: no such file, and no folder to write it to")

@@ -2,7 +2,8 @@
 
 The loop itself stands in the script: learning rate, forward, loss, backward, step, enqueue. Here is
 what surrounds it: order of batches, resuming, timing, log, dev score, best student, checkpoint,
-early stopping, a loss that is not a number, the model card.
+early stopping, a loss that is not a number, the model card. And what several processes need
+(support/distributed.py), so that a loop is written as if there were one.
 """
 
 import copy
@@ -30,13 +31,21 @@ from common import (
     write_whole,
     writing,
 )
-from support.encoder import read_json
+from support import distributed
+from support.encoder import public_name, read_json
 from support.process import Interrupted, check_lock, deferred_signals, lock_folder
 from support.records import read_checkpoint, write_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
+WHAT_TO_TRY = (
+    "Try another --lr, more --epochs or sentences, and, where the teacher is of another dimension "
+    "than the student, --align or a contrastive loss (ckd.py)."
+)
 SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the next seed's
+# Between those of one process and the next. A CPU's generator takes 32 bits of a seed, in which the
+# multiples of this number, 2**32 divided by the golden ratio, lie far apart.
+PROCESS_STRIDE = 2_654_435_769
 NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
 FILES_OF_A_RUN = (
     "checkpoint/state.safetensors",
@@ -54,15 +63,34 @@ def set_learning_rate(optimizer, lr):
 
 
 class Step:
-    """One step of a stage: what the script needs to know of it, and what it says of it."""
+    """One step of a stage: what the script needs to know of it, and what it says of it.
+
+    With several processes, each encodes its own rows of the batch, and gather() puts the embeddings
+    together. What follows is of the whole batch, and the same on every process: targets, queue,
+    loss. It must not draw random numbers, since those of each process are its own.
+    """
 
     def __init__(self, number, total, epoch_steps, rows):
         self.number = number  # from 1 to total
         self.total = total
         self.epoch_steps = epoch_steps
         self.rows = rows  # numbers of the batch's rows, [N]
+        self.sizes = distributed.split(len(rows))  # the n of each process, N together
+        self.own = distributed.own_part(self.sizes)  # the slice of the batch, for lists of N
+        self.own_rows = rows[self.own]  # of these this process computes embeddings, [n]
         self.starts_epoch = (number - 1) % epoch_steps == 0
         self.values = {}
+
+    def gather(self, *own):
+        """One or several tensors [n, ...] of the own rows -> the same of the batch, [N, ...].
+
+        A tensor may also be [n K, ...], with K rows in succession for each own row.
+        """
+        gathered = []
+        for tensor in own:
+            times = len(tensor) // len(self.own_rows)  # K
+            gathered.append(distributed.gather(tensor, [times * size for size in self.sizes]))
+        return gathered if len(gathered) > 1 else gathered[0]
 
     def log(self, **values):
         """loss=..., and its terms: scalar tensors or numbers."""
@@ -87,7 +115,8 @@ class Run:
     """The output folder of a training run, the only place that writes into it, and its loop.
 
     Run(args) only looks, and raises DataError if the folder may not be written. start() writes:
-    call it when all input has been read and `args` has its final values.
+    call it when all input has been read and `args` has its final values. Of several processes the
+    main one writes, and all of them read: on several hosts, the folder is one that they share.
     `state`, which a checkpoint stores as JSON:
         stage, step         where training stands
         best, best_step     the best dev score of the stage and its step
@@ -108,7 +137,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.precision == "fp16")
         self.state = {}
         self.stored = {}  # the state of the checkpoint that is on the disk
-        self.check_folder()
+        distributed.from_main(self.check_folder)
 
     def check_folder(self):
         """Raises DataError if the folder may not be written."""
@@ -131,28 +160,44 @@ class Run:
         arguments = {
             key: value for key, value in vars(self.args).items() if key not in NOT_COMPARED
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = lock_folder(self.folder)
-        self.check_folder()  # again: another run may have begun and ended by now
-        before = read_json(self.folder / "args.json")
+        before = distributed.from_main(self.claim)
         if before is not None and self.args.resume:
             self.check_arguments(arguments, before)
         else:
-            # In this order: after a crash the folder still contains the old run, or none.
-            for name in FILES_OF_A_RUN:
-                (self.folder / name).unlink(missing_ok=True)
-            self.write("args.json", json.dumps(arguments, indent=2))
+            distributed.from_main(self.clear_folder, arguments)
+        self.state = distributed.from_main(self.read_state)
+        self.stored = copy.deepcopy(self.state)
+        if distributed.is_main():
+            self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self.cut_metrics(self.state["metrics_bytes"])  # the rest is written again
+        if not (self.folder / "args.json").exists():
+            raise DataError(f"{self.folder}: expected a folder that all hosts share, for --output")
+        distributed.wait_for_all()  # until everybody has read all input
+
+    def claim(self):
+        """Hold the lock of the folder -> the arguments of the run that is in it, or None."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = lock_folder(self.folder)
+        self.check_folder()  # again: another run may have begun and ended by now
+        return read_json(self.folder / "args.json")
+
+    def clear_folder(self, arguments):
+        """Delete an old run, and write the new one's arguments."""
+        # In this order: after a crash the folder still contains the old run, or none.
+        for name in FILES_OF_A_RUN:
+            (self.folder / name).unlink(missing_ok=True)
+        self.write("args.json", json.dumps(arguments, indent=2))
+
+    def read_state(self):
+        """The state of the last checkpoint, or that of a new run."""
         self.file.parent.mkdir(exist_ok=True)
         for path in self.file.parent.iterdir():
             if path != self.file:
                 path.unlink()  # a checkpoint that a kill has cut short
         if self.file.exists():
-            _, self.state = read_checkpoint(self.file)
-        else:
-            self.state = dict(stage="", finished=[], scores={}, metrics_bytes=0)
-        self.stored = copy.deepcopy(self.state)
-        self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
-        self.cut_metrics(self.state["metrics_bytes"])  # the rest is written again
+            _, state = read_checkpoint(self.file)
+            return state
+        return dict(stage="", finished=[], scores={}, metrics_bytes=0)
 
     def cut_metrics(self, size):
         """Cut metrics.jsonl where the checkpoint was written. Raises DataError if it is shorter."""
@@ -186,9 +231,18 @@ class Run:
 
     def finish(self, stage, scores=None):
         """A stage is over; scores: {row of the table at the end: {set: score}}."""
+        if self.state["best_step"] == 0:
+            self.report_no_gain(stage)
         self.state["finished"].append(stage)
         self.scores.update(scores or {})
         self.checkpoint()
+
+    def report_no_gain(self, stage):
+        """Say that the student is still the one that the stage began with, and what to try."""
+        distributed.note(
+            f"{self.folder}: stage {stage} never beat the dev score of its start, "
+            f"{self.state['best']:.2f}; the student is unchanged. {WHAT_TO_TRY}"
+        )
 
     # ---- the loop
 
@@ -229,8 +283,10 @@ class Run:
             for number, rows in order.batches_after(done):
                 if number > total or number - self.state["best_step"] > longest_idle:
                     return
-                # Dropout depends on seed and step alone: a resumed run is the same run.
-                torch.manual_seed(self.args.seed * SEED_STRIDE + number)
+                # Dropout depends on seed and step alone: a resumed run is the same run. Several
+                # processes draw different masks, for different rows.
+                state = self.args.seed * SEED_STRIDE + number
+                torch.manual_seed(state + distributed.rank() * PROCESS_STRIDE)
                 step = Step(number, total, epoch_steps, rows)
                 clock = time.perf_counter()
                 yield step
@@ -242,11 +298,13 @@ class Run:
                 if "dev" in entry or number % LOG_STEPS == 0:
                     self.log(stage=stage, step=number, **entry)
                     meter.clear()
-                if "dev" in entry or requests.signal:
+                end = distributed.largest(requests.signal)
+                if "dev" in entry or end:
                     self.state.update(step=number, meter=list(meter.values))
                     self.checkpoint(modules, optimizer)
-                if requests.signal:
-                    raise Interrupted(requests.signal, self.where())
+                if end:
+                    distributed.wait_for_all()  # for the checkpoint
+                    raise Interrupted(end, self.where())
                 bar.set_postfix_str(meter.describe(entry, self.unit, self.state["best"]), False)
                 bar.update()
 
@@ -262,7 +320,8 @@ class Run:
             self.restore(modules, optimizer)
             self.state.setdefault("meter", [])
             return
-        best = dev_score()
+        distributed.copy_from_main([value.detach() for _, value in named_tensors(modules)])
+        best = distributed.share(dev_score())
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
         self.save(save)  # before the checkpoint, which says that it is there
@@ -272,7 +331,7 @@ class Run:
 
     def evaluate(self, step, dev_score, save):
         """Score the student, and save it if it is the best of the stage -> its dev score."""
-        score = dev_score()
+        score = distributed.share(dev_score())
         self.check_finite("dev score", score, step)
         if score > self.state["best"]:
             self.save(save)
@@ -293,9 +352,11 @@ class Run:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def backward(self, loss, optimizer):
-        """Fresh gradients of the loss, in their own scale."""
+        """Fresh gradients of the loss, in their own scale, the same on every process."""
         optimizer.zero_grad()
         self.scaler.scale(loss).backward()
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        distributed.average([value.grad for value in parameters if value.grad is not None])
         self.scaler.unscale_(optimizer)
 
     def step(self, optimizer):
@@ -324,6 +385,8 @@ class Run:
     @says_what_is_whole
     def log(self, **values):
         """Append a line to metrics.jsonl. After an error, nothing of it is there."""
+        if not distributed.is_main():
+            return
         line = json.dumps(values).encode() + b"\n"
         end = self.metrics.seek(0, os.SEEK_END)
         with writing(self.folder / "metrics.jsonl"):
@@ -337,12 +400,14 @@ class Run:
 
     @says_what_is_whole
     def write(self, name, text):
-        write_whole(self.folder / name, text)
+        """Write a file of the folder."""
+        if distributed.is_main():
+            write_whole(self.folder / name, text)
 
     @says_what_is_whole
     def save(self, save):
         """Call save(), which writes the best student."""
-        save()
+        distributed.from_main(save)
 
     @says_what_is_whole
     def checkpoint(self, modules=(), optimizer=None):
@@ -350,6 +415,8 @@ class Run:
 
         One safetensors file, which is replaced as a whole.
         """
+        if not distributed.is_main():
+            return
         tensors = {name: value.detach() for name, value in named_tensors(modules)}
         moments = optimizer.state_dict()["state"] if optimizer else {}
         for parameter, values in moments.items():
@@ -384,14 +451,14 @@ class Run:
         self,
         text,
         student,
-        teacher=None,
+        teachers=(),
         task="sts",
         metric="spearman_cosine",
         library="sentence-transformers",
     ):
         """Write README.md, a model card with the Hub's model-index; the last row of the scores is
         the student's. metric: None if the columns name their own."""
-        student, teacher = public_name(student), public_name(teacher)
+        student = public_name(student)
         name = self.folder.name
         *_, own = self.scores.values()
         results = []
@@ -413,7 +480,9 @@ class Run:
             model_name=name,
             eval_results=results,
         )
-        origin = f"Teacher: {teacher}. Student initialized from: {student}."
+        names = ", ".join(map(public_name, teachers)) or "none"
+        noun = "Teachers" if len(teachers) > 1 else "Teacher"
+        origin = f"{noun}: {names}. Student initialized from: {student}."
         what = "Spearman x 100 of cosine similarity:\n\n" if metric else ""
         self.write(
             "README.md",
@@ -456,13 +525,6 @@ def named_tensors(modules):
     for position, module in enumerate(modules):
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             yield f"module{position}.{name}", value
-
-
-def public_name(model):
-    """A model's name without the folders of this machine."""
-    if model is None:
-        return "none"
-    return Path(model).name if Path(model).exists() else model
 
 
 def peak_memory_mb():

@@ -20,6 +20,7 @@ import common
 from support import demo
 from support.encoder import load_encoder
 from support.run import Step
+from support.teachers import Teachers
 
 METHODS = tuple(baselines.PROTOCOL_OF_METHOD)
 TINY = ("--epochs", 2, "--batch-size", 32, "--eval-steps", 4, "--lr", 1e-3)
@@ -175,17 +176,26 @@ def arguments(method, **changes):
         protocol=protocol,
         head=baselines.PROTOCOLS[protocol].defaults["head"],
         projection=False,
+        align=None,
+        keep_projection=False,
         dimension=16,
+        max_length=64,
         seed=0,
         device="cpu",
     )
     return SimpleNamespace(**values | changes)
 
 
+def only(teacher):
+    return Teachers(["the teacher"], [teacher.eval()], [1.0])
+
+
 def build(models_folder, name, args, teacher="wide"):
     encoder = load_encoder(models_folder / name).eval()
-    student = baselines.build_student(encoder, load_encoder(models_folder / teacher), args)
-    return student.eval()
+    teachers = only(load_encoder(models_folder / teacher))
+    sentences = demo.sentences(60)
+    targets = baselines.make_targets(teachers, encoder, sentences, args)
+    return baselines.build_student(encoder, teachers, targets, sentences, args).eval()
 
 
 @pytest.mark.parametrize("name", ["mean", "cls", "pooler", "roberta", "distilbert"])
@@ -248,8 +258,8 @@ def test_pkd_reads_every_other_layer_of_a_teacher_twice_as_deep(models_folder, t
     teacher = load_encoder(models_folder / "wide").eval()
     encoder = load_encoder(models_folder / "bert", layers="0,2")
     sentences = demo.sentences(8)
-    args = SimpleNamespace(method="pkd", max_length=64, device="cpu")
-    targets = baselines.make_targets(teacher, encoder, sentences, args)[np.arange(8)]
+    args = arguments("pkd")
+    targets = baselines.make_targets(only(teacher), encoder, sentences, args)[np.arange(8)]
     input_ids, mask = common.Tokens(teacher, sentences).batch(np.arange(8))
     with torch.no_grad():
         output = teacher.model(input_ids, mask, output_hidden_states=True)
@@ -275,8 +285,7 @@ def test_hpds_targets_are_projections_of_the_teachers_embeddings(models_folder):
     """As in HPD's code, the mean is not subtracted."""
     teacher = load_encoder(models_folder / "wide").eval()
     sentences = demo.sentences(60)
-    args = SimpleNamespace(method="hpd", max_length=64, device="cpu", dimension=16, seed=0)
-    targets = baselines.make_targets(teacher, teacher, sentences, args)
+    targets = baselines.make_targets(only(teacher), teacher, sentences, arguments("hpd"))
     embeddings = common.encode_sentences(teacher, sentences)
     directions = baselines.principal_components(embeddings, 16)
     assert targets.dimension == 16 and len(targets) == 60

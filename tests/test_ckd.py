@@ -607,7 +607,6 @@ def test_invalid_input_prints_one_line_and_exits_with_status_2(
         (dict(batch_size="many"), "argument --batch-size: 'many'"),
         (dict(finetune_epochs=0), "argument --finetune-epochs: '0'"),
         (dict(dropout=-0.1), "argument --dropout: '-0.1'"),
-        (dict(precision="fp16"), "--precision fp16: expected fp32 on a CPU"),
         (dict(device="gpu"), "--device gpu"),
         (dict(stage="x"), "--stage"),
     ):

@@ -20,7 +20,7 @@ from support.command_line import (
     add_run_options,
     evaluation_sets,
     load_student,
-    load_teacher,
+    load_teachers,
     run_main,
     training_sentences,
     training_triplets,
@@ -180,7 +180,6 @@ def test_a_pipe_that_nobody_reads_ends_quietly(capsys):
     "options, expected",
     [
         (("--device", "gpu"), "--device gpu: expected cpu, or cuda"),
-        (("--device", "cpu", "--precision", "fp16"), "--precision fp16: expected fp32 on a CPU"),
         (("--precision", "int4"), "--precision"),
     ],
 )
@@ -218,6 +217,9 @@ def model_arguments(**options):
         student_layers=None,
         pooling=None,
         teacher_pooling=None,
+        other_teachers=[],
+        teacher_weights=None,
+        dropout=None,
         device="cpu",
     )
     return SimpleNamespace(**(defaults | options))
@@ -258,7 +260,7 @@ def test_a_student_that_reads_several_layers_is_refused(models_folder, tmp_path)
     ):
         load_student(model_arguments(student=name))
     assert load_student(model_arguments(student=name, pooling="mean")).pooling == "mean"
-    teacher = load_teacher(model_arguments(teacher=name))  # a teacher may have it
+    teacher = load_teachers(model_arguments(teacher=name)).first  # a teacher may have it
     assert teacher.pooling == LayerPooling((1, 4))
     assert not teacher.training
 

@@ -22,6 +22,7 @@ import ibkd
 from support import demo, retrieval_training
 from support import run as run_module
 from support.encoder import LayerPooling, load_encoder
+from support.teachers import Teachers
 
 KERNELS = ("rbf", "imq", "linear")
 
@@ -396,7 +397,8 @@ def read_task(monkeypatch, models_folder, search_folder, stages, *more):
     teacher = load_encoder(models_folder / "wide").eval()
     torch.manual_seed(0)
     teacher.add_head(torch.nn.Linear(48, 48), torch.nn.Identity())
-    return ibkd.retrieval_task(encoder, teacher, stages, args), teacher
+    monkeypatch.setattr(ibkd, "load_teachers", lambda args: Teachers(["wide"], [teacher], [1.0]))
+    return ibkd.retrieval_task(encoder, args, stages), teacher
 
 
 def dot(u, v):
@@ -415,9 +417,10 @@ def test_the_teacher_mines_the_negatives_of_a_retrieval_task(
     more = ("--skip-test", "--teacher-similarity", value.__name__)
     task, teacher = read_task(monkeypatch, models_folder, search_folder, ("finetune",), *more)
     assert task.evaluation.similarity == "cosine"
-    assert task.teacher_evaluation.similarity == value.__name__
+    _, teacher_evaluation = task.teacher_scores.args
+    assert teacher_evaluation.similarity == value.__name__
     labels = task.labels()
-    assert labels.tokens is task.tokens
+    assert labels.tokens is task.texts.of(task.teachers.first)
     assert len(labels.tokens) == 254  # of 60 queries six are for dev
     assert len(labels.anchors) == 2 * 54  # each has two positives
     assert labels.hard_negatives.shape == (108, 3)
@@ -476,9 +479,9 @@ def test_no_text_is_tokenized_twice(monkeypatch, models_folder, search_folder):
     task.labels()
     for _ in range(3):
         task.evaluation.dev_score(teacher)
-        task.teacher_evaluation.dev_score(load_encoder(models_folder / "bert"))
+        _, teacher_evaluation = task.teacher_scores.args
+        teacher_evaluation.dev_score(load_encoder(models_folder / "bert"))
     assert made == [254, 6, 200]
-    assert task.tokens is task.teacher_tokens
 
 
 def test_the_test_queries_are_those_of_the_split(monkeypatch, models_folder, search_folder):

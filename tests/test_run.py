@@ -367,6 +367,8 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path):
     )
     next(steps)
     os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)  # with the first one
+    time.sleep(process.ONE_REQUEST)
     with pytest.raises(Interrupted):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
@@ -573,7 +575,7 @@ def test_the_card_has_the_last_row_of_the_scores(tmp_path):
     run.scores["student before"] = {"STS-B dev": 50.0}
     run.scores["student"] = {"STS-B dev": 80.126, "avg": 70.0}
     (tmp_path / "mine").mkdir()
-    run.write_card("How it was made.", student=str(tmp_path / "mine"), teacher="some/teacher")
+    run.write_card("How it was made.", student=str(tmp_path / "mine"), teachers=["some/teacher"])
     card = ModelCard.load(tmp_path / "out" / "README.md")
     results = {result.dataset_name: result.metric_value for result in card.data.eval_results}
     assert results == {"STS-B dev": 80.13, "avg": 70.0}
