@@ -39,7 +39,6 @@ What the paper leaves open, and where this script differs from the paper or the 
     bf16 by default, there in fp32 (--precision).
   - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
     left out; the authors' code keeps those with an empty one.
-  - --benchmark encodes the demo's sentences without padding to a fixed length.
   - Of several processes (torchrun), each draws the dropout of its own pairs in the teacher's
     fine-tuning. The student has none then, unless --dropout is given.
 
@@ -58,16 +57,13 @@ Table 2: AllNLI's embeddings in SentEval's tasks, BERT-Large's row, and Spearman
   python eval_transfer.py bert-large-uncased --pooling concat_last4_no_cls
   python eval_sts.py runs/dse-allnli
 Tables 3 and 4, measured on this machine: all-MiniLM-L6-v2, or BERT-Large's shape.
-  python dse.py --benchmark
-  python dse.py --benchmark --random-weights bert-large
+  python benchmark.py --only dse
+  python benchmark.py --only dse --random-weights bert-large
 """
 
 import json
 import shutil
-import tempfile
-import time
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -217,7 +213,7 @@ from common import (
     teacher_embeddings,
     writing,
 )
-from support import demo, glue
+from support import glue
 from support.command_line import (
     ArgumentParser,
     add_dropout_option,
@@ -428,14 +424,14 @@ def cosine_pairs(student, pairs, max_length):
 # Command line
 # --------------------------------------------------------------------------------------------------
 
-SMALL_LAYERS = "1,3,5"  # the student's, where --demo and --benchmark take all-MiniLM-L6-v2
-BERT_LARGE = dict(
-    hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-)
+SMALL_LAYERS = "1,3,5"  # the student's, where --demo takes all-MiniLM-L6-v2
 
 
 def parse_args():
-    parser = ArgumentParser("DSE: distill a cross-encoder. Defaults are the paper's.")
+    parser = ArgumentParser(
+        "DSE: distill a cross-encoder. Defaults are the paper's.",
+        moved={"--benchmark": "benchmark.py --only dse measures Tables 3 and 4"},
+    )
     models = parser.add_argument_group("models and data")
     add = models.add_argument
     add("--task", choices=tuple(glue.TASKS), default="mrpc", help="%(default)s")
@@ -476,17 +472,6 @@ def parse_args():
         metavar="RUN",
         help="print Table 1 of the tasks of these runs, with its average",
     )
-    add(
-        "--benchmark",
-        action="store_true",
-        help="measure Tables 3 and 4 on this machine; by default with all-MiniLM-L6-v2",
-    )
-    add(
-        "--random-weights",
-        metavar="SHAPE",
-        help="of --benchmark, instead of --teacher: bert-large, or a folder with a config.json; "
-        "random weights, for times alone",
-    )
     add_run_options(
         parser,
         "runs/dse",
@@ -495,8 +480,6 @@ def parse_args():
         patience=0,
         demo_minutes="three",
     )
-    if parser.parse_known_args()[0].benchmark:
-        parser.set_defaults(teacher=MINILM)
     args = parser.parse(
         demo_defaults=dict(
             teacher=MINILM,
@@ -512,21 +495,9 @@ def parse_args():
     )
     if args.lr is None:
         args.lr = 1e-5 if args.task == "stsb" else 2e-5
-    check_random_weights(args)
-    is_small = args.teacher == MINILM and args.student is None and not args.random_weights
-    if is_small and (args.demo or args.benchmark) and args.student_layers is None:
+    if args.demo and args.teacher == MINILM and not (args.student or args.student_layers):
         args.student_layers = SMALL_LAYERS
     return args
-
-
-def check_random_weights(args):
-    """Raises DataError if --random-weights has no use, or --teacher none beside it."""
-    if not args.random_weights:
-        return
-    if not args.benchmark:
-        raise DataError("--random-weights: expected --benchmark with it, for times alone")
-    if args.teacher != MINILM:
-        raise DataError(f"--teacher {args.teacher}: expected none beside --random-weights")
 
 
 def load_models(args):
@@ -538,88 +509,6 @@ def load_models(args):
     student = Student(encoder, glue.TASKS[args.task].outputs)
     teacher = CrossEncoder(args.teacher, args.task, args.max_length)
     return student.to(args.device), teacher.to(args.device).eval()
-
-
-def save_random_model(shape, folder):
-    """Write a model with random weights and all-MiniLM-L6-v2's tokenizer, which is BERT's.
-
-    shape: "bert-large", or a folder with a config.json. Raises DataError.
-    """
-    tokenizer = transformers.AutoTokenizer.from_pretrained(resolve(MINILM, model=True))
-    if shape == "bert-large":
-        config = transformers.BertConfig(**BERT_LARGE)
-    elif (Path(shape) / "config.json").exists():
-        config = load_pretrained(shape, Path(shape))(transformers.AutoConfig)
-    else:
-        expected = "bert-large, or a folder with a config.json"
-        raise DataError(f"--random-weights {shape}: no such shape, expected {expected}")
-    if config.vocab_size < len(tokenizer):
-        found = f"a vocabulary of {config.vocab_size}"
-        raise DataError(f"{shape}: {found}, expected {len(tokenizer)} or more, as BERT's")
-    transformers.AutoModel.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def load_benchmark_models(args):
-    """-> Student, CrossEncoder. Raises DataError."""
-    if not args.random_weights:
-        return load_models(args)
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_model(args.random_weights, folder)
-        args.teacher = folder
-        return load_models(args)
-
-
-BENCHMARK_SENTENCES = 1000
-BENCHMARK_PAIRS = 500  # that the cross-encoder reads; the rest of its time is extrapolated
-CATALOGUE_COPIES = 100  # of 1000 sentences: Table 4 has a catalogue of 100,000
-QUERIES = 10  # the fastest counts
-
-
-def measure(work, *arguments):
-    """Call work(*arguments) -> (seconds, its result)."""
-    begin = time.perf_counter()
-    result = work(*arguments)
-    result.sum().item()  # waits for the device
-    return time.perf_counter() - begin, result
-
-
-def speed_row(pairs, pair_seconds, psi_seconds, f_seconds, paper):
-    """The time of `pairs` pairs, cross-encoder against student, and the paper's factor."""
-    cross_encoder = pairs * pair_seconds
-    return {
-        "cross-encoder, s (extrapolated)": cross_encoder,
-        "psi, s": psi_seconds,
-        "f, s": f_seconds,
-        "factor": cross_encoder / (psi_seconds + f_seconds),
-        "paper's factor": paper,
-    }
-
-
-def benchmark(student, teacher):
-    """Print Tables 3 and 4 of section 4.3, measured on this machine."""
-    sentences = demo.sentences(BENCHMARK_SENTENCES)
-    pairs = glue.Pairs(sentences[:BENCHMARK_PAIRS], sentences[-BENCHMARK_PAIRS:], None)
-    teacher_tokens = teacher.tokens(pairs)
-    device = teacher.model.device
-    encode(teacher, teacher_tokens, device)  # warms up
-    embed(student, sentences[:100])
-    pair, _ = measure(encode, teacher, teacher_tokens, device)
-    pair /= BENCHMARK_PAIRS
-    offline, vectors = measure(embed, student, sentences)
-    online = min(measure(embed, student, [text])[0] for text in sentences[:QUERIES])
-    matrix, _ = measure(student.head.score_matrix, vectors, vectors)
-    vectors = vectors.repeat(CATALOGUE_COPIES, 1)
-    catalogue, _ = measure(student.head.score_catalogue, vectors[0], vectors)
-    rows = {
-        "Table 3, 1000 x 1000": speed_row(1_000_000, pair, offline, matrix, paper=934),
-        "Table 4, 1 x 100,000": speed_row(100_000, pair, online, catalogue, paper=13594),
-    }
-    print(table(rows))
-    for name, model in (("cross-encoder", teacher.model), ("DSE's encoder", student.encoder.model)):
-        layers, dimension = model.config.num_hidden_layers, model.config.hidden_size
-        millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-        print(f"{name}: {layers} layers of {dimension}, {millions:.1f} million parameters")
 
 
 def prepare_teacher(teacher, train, labels, evaluation, run, args):
@@ -661,11 +550,6 @@ def main():
     args = parse_args()
     if args.average:
         print(table(glue.average(glue.read_scores(args.average))))
-        return
-    if args.benchmark:
-        benchmark(*load_benchmark_models(args))
-        if args.random_weights:
-            print("The weights are random (--random-weights): these are times, and nothing else.")
         return
     run = Run(args, unit="pairs")
     sets = glue.read_task(args.glue, args.task)

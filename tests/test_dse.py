@@ -244,22 +244,17 @@ def test_defaults_are_the_papers(monkeypatch):
     assert parse(monkeypatch, "--task", "stsb").lr == 1e-5
 
 
-def test_demo_and_benchmark_have_a_small_teacher(monkeypatch):
+def test_the_demo_has_a_small_teacher(monkeypatch):
     args = parse(monkeypatch, "--demo")
     assert (args.teacher, args.student_layers, args.task) == (common.MINILM, "1,3,5", "stsb")
     assert (args.epochs, args.lr, args.eval_steps) == (4, 2e-4, 40)
-    args = parse(monkeypatch, "--benchmark")
-    assert (args.teacher, args.student_layers) == (common.MINILM, "1,3,5")
 
 
-@pytest.mark.parametrize("mode", ["--demo", "--benchmark"])
-def test_no_other_model_is_cut_to_the_layers_of_the_small_one(monkeypatch, mode):
-    assert parse(monkeypatch, mode, "--teacher", "bert-large-uncased").student_layers is None
-    assert parse(monkeypatch, mode, "--student", "mine").student_layers is None
-    args = parse(monkeypatch, mode, "--teacher", "mine", "--student-layers", "0,1")
+def test_no_other_model_is_cut_to_the_layers_of_the_small_one(monkeypatch):
+    assert parse(monkeypatch, "--demo", "--teacher", "bert-large-uncased").student_layers is None
+    assert parse(monkeypatch, "--demo", "--student", "mine").student_layers is None
+    args = parse(monkeypatch, "--demo", "--teacher", "mine", "--student-layers", "0,1")
     assert (args.teacher, args.student_layers) == ("mine", "0,1")
-    if mode == "--benchmark":
-        assert parse(monkeypatch, mode, "--random-weights", "bert-large").student_layers is None
 
 
 # ---- runs
@@ -481,64 +476,10 @@ def test_a_killed_and_resumed_run_ends_as_an_undisturbed_one(
         assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_the_benchmark_prints_both_tables(run, models_folder):
-    process = run(
-        "dse.py", "--benchmark", "--teacher", models_folder / "bert", "--student-layers", "0,1"
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    lines = process.stdout.splitlines()
-    assert "extrapolated" in lines[0]
-    assert "934.00" in lines[2]
-    assert "13594.00" in lines[3]
-    assert lines[4].startswith("cross-encoder: 4 layers of 32")
-
-
-@pytest.mark.slow
-def test_the_benchmark_takes_a_shape_with_random_weights(call_main, tmp_path):
-    """As --random-weights bert-large does, with a small shape. All layers are kept."""
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=5, num_attention_heads=4, intermediate_size=64
-    )
-    config.save_pretrained(tmp_path)
-    lines = call_main(dse, "--benchmark", "--random-weights", tmp_path).splitlines()
-    assert "934.00" in lines[2]
-    assert lines[4].startswith("cross-encoder: 5 layers of 32")
-    assert lines[5].startswith("DSE's encoder: 5 layers of 32")
-    assert "weights are random" in lines[6]
-
-
-def test_bert_large_has_the_papers_shape(monkeypatch, tmp_path):
-    """24 layers (3.3) of 1,024 (3.4), 335 million parameters. Built without memory for them."""
-    built = []
-
-    def build(config):
-        built.append(config)
-        return transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12))
-
-    monkeypatch.setattr(transformers.AutoModel, "from_config", build)
-    dse.save_random_model("bert-large", tmp_path)
-    with torch.device("meta"):
-        model = transformers.BertModel(built[0])
-    assert len(model.encoder.layer) == 24
-    assert model.config.hidden_size == 1024
-    assert sum(value.numel() for value in model.parameters()) == 335_141_888
-    assert model.encoder.layer[0].attention.self.num_attention_heads == 16
-
-
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        (("--random-weights", "bert-large"), "--random-weights: expected --benchmark with it"),
-        (
-            ("--benchmark", "--random-weights", "bert-large", "--teacher", "mine"),
-            "--teacher mine: expected none beside --random-weights",
-        ),
-        (
-            ("--benchmark", "--random-weights", "bert-huge"),
-            "--random-weights bert-huge: no such shape, expected bert-large, or a folder with",
-        ),
-        (("--benchmark", "--random-weights", "FEW_WORDS"), "a vocabulary of 99, expected 30522"),
+        (("--benchmark",), "--benchmark is not an option of this script any longer: benchmark.py"),
         (
             ("--average", "none"),
             "none/scores.json: no such file, expected the folder of a finished",
