@@ -64,6 +64,7 @@ PEERS = {  # the packages that a part compares with
     "dse": (),
 }
 PIP_NAMES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss-cpu"}
+SMALL_LAYERS = "1,3,5"  # the student's, of all-MiniLM-L6-v2
 MAX_LENGTH = 64  # tokens, in training
 PASSAGE = 8  # sentences
 SINGLE_SENTENCES = 100  # encoded one at a time
@@ -174,7 +175,9 @@ def fill(shapes, device):
 def our_training(args, sentences_file, folder, dropout):
     """baselines.py as a process of its own -> sentences a second, without its dev scores."""
     steps = str(args.sentences // args.batch_size)
-    options = ["--method", "kd", "--teacher", args.teacher, "--student-layers", args.student_layers]
+    options = ["--method", "kd", "--teacher", args.teacher, "--student", args.teacher]
+    if args.student_layers:
+        options += ["--student-layers", args.student_layers]
     options += ["--train", sentences_file, "--dev", "demo", "--epochs", "1", "--skip-test"]
     options += ["--batch-size", str(args.batch_size), "--lr", "1e-4", "--eval-steps", steps]
     options += ["--dropout", str(dropout), "--precision", args.precision, "--device", args.device]
@@ -454,7 +457,7 @@ def parse_args():
     add = parser.add_argument
     add("--only", default=",".join(PARTS), help="parts, separated by commas; %(default)s")
     add("--teacher", default=MINILM, help="folder or Hub name; %(default)s")
-    add("--student-layers", default="1,3,5", help="of the teacher, the student; %(default)s")
+    add("--student-layers", help="of the teacher, the student: 1,3,5; all of another teacher")
     add("--train", default="demo", help="sentences, one a line; generated ones by default")
     add("--sentences", type=count, default=6400, help="how many; %(default)s")
     add("--batch-size", type=count, default=64, help="of training; %(default)s")
@@ -470,6 +473,8 @@ def parse_args():
     add_device_option(parser)
     args = parser.parse()
     check_parts(args)
+    if args.student_layers is None and args.teacher == MINILM:
+        args.student_layers = SMALL_LAYERS
     return args
 
 

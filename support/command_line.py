@@ -254,8 +254,8 @@ def add_dropout_option(parser, default="by default its own"):
     parser.add_argument(
         "--dropout",
         type=probability,
-        help=f"of the student in training; {default}, or 0 with several processes, which do not "
-        "draw the masks of one (distilface.py: always its own)",
+        help=f"of the student in training; {default}; of several processes 0, since they do not "
+        "draw the masks of one (but in distilface.py)",
     )
 
 

@@ -62,21 +62,25 @@ def test_training_encoding_and_search_are_compared(call_main, models_folder, fil
             "--device",
             "cpu",
         )
-        data = ("--train", files / "sentences.txt", "--sentences", 128, "--rounds", 2)
+        data = ("--train", files / "sentences.txt", "--sentences", 64, "--rounds", 1)
         parts = ("--only", "train,encode,search", "--json", tmp_path / "out.json")
         printed = call_main(benchmark, *options, *data, *parts)
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 2 + 3 + 1
     report = json.loads((tmp_path / "out.json").read_text())
     for name, rounds in report["rounds"].items():
-        assert len(rounds["ours"]) == len(rounds["theirs"]) == 2
+        assert len(rounds["ours"]) == len(rounds["theirs"]) == 1
         assert all(value > 0 for value in rounds["ours"] + rounds["theirs"]), name
-        assert len(rounds["limit"]) == (2 if name.startswith("training") else 0)
+        assert len(rounds["limit"]) == (1 if name.startswith("training") else 0)
 
 
 @pytest.mark.slow
-def test_dse_with_a_given_model_and_with_random_weights(call_main, models_folder, tmp_path):
+def test_dse_with_a_given_model_and_with_random_weights(
+    call_main, monkeypatch, models_folder, tmp_path
+):
     """The latter as --random-weights bert-large does, with a small shape. All layers are kept."""
+    monkeypatch.setattr(benchmark, "DSE_SENTENCES", 100)
+    monkeypatch.setattr(benchmark, "DSE_PAIRS", 50)
     given = ("--only", "dse", "--teacher", models_folder / "bert", "--student-layers", "0,1")
     lines = call_main(benchmark, *given).splitlines()
     assert "extrapolated" in lines[0]

@@ -186,10 +186,14 @@ def test_common_imports_one_file_of_support_which_imports_nothing_of_the_project
     assert not modules & own
 
 
+MEASURED = {("benchmark", "dse")}  # the program that measures, and what it measures
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_program_imports_another(program):
     for other in PROGRAMS:
-        assert not imports_package(ROOT / f"{program}.py", other), other
+        imported = imports_package(ROOT / f"{program}.py", other)
+        assert imported == ((program, other) in MEASURED), other
 
 
 # ---- equations
