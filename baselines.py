@@ -400,7 +400,8 @@ def distill(student, sentences, views, targets, evaluation, run, args):
             case "crd":
                 loss = crd_loss(projected, teacher, args.temperature)
         run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), args.max_norm or math.inf)
+        if args.max_norm:
+            nn.utils.clip_grad_norm_(student.parameters(), args.max_norm)
         run.step(optimizer)
         step.log(loss=loss)
 
@@ -452,10 +453,11 @@ def teacher_layers(teacher, encoder, args):
 def embeddings_with_layers(teacher, tokens, layers, args):
     """What embed_with_layers() says of every sentence -> TeacherEmbeddings."""
     numbers = teacher.dimension + len(layers) * teacher.model.config.hidden_size
-    gigabytes = len(tokens) * numbers * np.dtype(np.float32).itemsize / 1e9
+    gigabytes = len(tokens) * numbers * np.dtype(args.teacher_dtype).itemsize / 1e9
     distributed.note(f"teacher embeddings and layers: {gigabytes:.2f} GB in the cache")
     encode_batch = partial(embed_with_layers, teacher=teacher, layers=layers)
-    return teacher_embeddings(teacher, tokens, args.device, encode_batch, f"layers {layers}")
+    what = f"layers {layers}"
+    return teacher_embeddings(teacher, tokens, args.device, encode_batch, what, args.teacher_dtype)
 
 
 def principal_components(vectors, dimension, seed=0):

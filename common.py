@@ -47,6 +47,8 @@ STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
 SICK_COLUMNS = (1, 2, 3)
 
 SECONDS_BETWEEN_SAVES = 10  # of teacher embeddings that are being computed
+FULL_PRECISION = "float32"
+TEACHER_DTYPES = (FULL_PRECISION, "float16")  # of the cached teacher embeddings
 TOKENS_PER_BATCH_CPU = 2048  # padding included, when encoding
 TOKENS_PER_BATCH_CUDA = 65536
 SENTENCES_PER_TOKENIZER_CALL = 10_000
@@ -524,13 +526,14 @@ class Tokens:
 
     def __init__(self, encoder, sentences, max_length=None):
         limit = min(max_length or encoder.max_length, encoder.max_length)
-        rows = []
+        parts, lengths = [], []
         for start in range(0, len(sentences), SENTENCES_PER_TOKENIZER_CALL):
             part = sentences[start : start + SENTENCES_PER_TOKENIZER_CALL]
-            ids = encoder.tokenizer(part, truncation=True, max_length=limit)["input_ids"]
-            rows += [np.array(row, np.int32) for row in ids]
-        self.ids = np.concatenate(rows)
-        self.lengths = np.array([len(row) for row in rows])
+            rows = encoder.tokenizer(part, truncation=True, max_length=limit)["input_ids"]
+            parts.append(np.concatenate([np.array(row, np.int32) for row in rows]))
+            lengths += [len(row) for row in rows]
+        self.ids = np.concatenate(parts)
+        self.lengths = np.array(lengths)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.pad = encoder.tokenizer.pad_token_id
 
@@ -590,13 +593,14 @@ class ArrayInMemory:
 
 
 class ArrayOnDisk(ArrayInMemory):
-    """The same in a .npy file, which continues where a crash left it.
+    """The same in a .npy file of `dtype`, which continues where a crash left it.
 
     How many rows are done stands in a file beside it, which is written after the rows themselves.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, dtype=FULL_PRECISION):
         self.path = path
+        self.dtype = np.dtype(dtype)
         self.progress = path.with_suffix(".progress")
         self.saved = time.monotonic()
         if path.exists() and self.progress.exists():
@@ -604,7 +608,7 @@ class ArrayOnDisk(ArrayInMemory):
             self.start = int(self.progress.read_text())
 
     def new_array(self, shape):
-        array = np.lib.format.open_memmap(self.path, "w+", np.float32, shape)
+        array = np.lib.format.open_memmap(self.path, "w+", self.dtype, shape)
         reserve(self.path)
         return array
 
@@ -701,33 +705,33 @@ class TeacherEmbeddings:
         return len(self.array)
 
     def __getitem__(self, rows):
-        """Row numbers [N] -> tensor [N, D] on the device."""
-        return torch.from_numpy(np.ascontiguousarray(self.array[rows])).to(self.device)
+        """Row numbers [N] -> float32 tensor [N, D] on the device."""
+        return torch.from_numpy(np.ascontiguousarray(self.array[rows])).to(self.device).float()
 
 
-def teacher_embeddings(teacher, tokens, device, encode_batch=None, what=""):
+def teacher_embeddings(teacher, tokens, device, encode_batch=None, what="", dtype=FULL_PRECISION):
     """Encode every row of `tokens` by the teacher, once for all runs -> TeacherEmbeddings.
 
     They lie in CACHE under a hash of the teacher's weights, how it is read (`what`, where
     `encode_batch` reads something else than the teacher's own embedding) and the tokens, which
-    stand for the data, the tokenizer and the maximum length. They are written to a .partial file,
-    which is renamed when complete. After a crash the next run continues it; a run that finds
-    another one writing it writes its own. All processes compute them, and one of each host writes
-    them there.
+    stand for the data, the tokenizer and the maximum length. dtype: of the numbers in the file,
+    one of TEACHER_DTYPES. They are written to a .partial file, which is renamed when complete.
+    After a crash the next run continues it; a run that finds another one writing it writes its own.
+    All processes compute them, and one of each host writes them there.
     """
-    key = distributed.from_main(embeddings_key, teacher, tokens, what)
+    key = distributed.from_main(embeddings_key, teacher, tokens, what, dtype)
     path = CACHE / f"teacher-{key}.npy"
     if not distributed.minimum(path.exists()):
         compute = functools.partial(encode, encode_batch or teacher, tokens, device, "teacher")
         if distributed.is_first_of_host():
-            write_teacher_embeddings(path, compute)
+            write_teacher_embeddings(path, compute, dtype)
         else:
             compute(NoArray())
         distributed.wait_for_all()
     return TeacherEmbeddings(np.load(path, mmap_mode="r"), device)
 
 
-def write_teacher_embeddings(path, compute):
+def write_teacher_embeddings(path, compute, dtype):
     """Write what compute(store) computes to `path`. Raises WriteError."""
     with writing(path, "nothing half written is taken for whole"):
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -736,7 +740,7 @@ def write_teacher_embeddings(path, compute):
             partial = path.with_suffix(".partial")
             if not lock_file(lock):
                 partial = path.with_suffix(f".{os.getpid()}.partial")
-            store = ArrayOnDisk(partial)
+            store = ArrayOnDisk(partial, dtype)
             compute(store)
             replace(partial, path)
             store.progress.unlink(missing_ok=True)
@@ -757,8 +761,10 @@ def lock_file(file):
     return True
 
 
-def embeddings_key(teacher, tokens, what):
+def embeddings_key(teacher, tokens, what, dtype=FULL_PRECISION):
     """The hash under which teacher embeddings are stored: 32 hexadecimal digits."""
+    if dtype != FULL_PRECISION:
+        what = f"{what} {dtype}"
     digest = hashlib.sha256(f"{what} {teacher.pooling} {teacher.normalize}".encode())
     weights = [value.cpu().numpy() for value in teacher.state_dict().values()]
     for array in [*weights, tokens.ids, tokens.starts]:

@@ -275,7 +275,8 @@ def search(queries, chunks, depth, memory, device="cpu"):
 
 def comparable(vectors, similarity):
     """numpy [n, D] -> tensor [n, D] whose inner products are the similarity: cosine or dot."""
-    tensor = torch.from_numpy(vectors.copy())  # a memory map may be read-only
+    # A copy, since a memory map may be read-only. It may also contain float16.
+    tensor = torch.from_numpy(vectors.astype(np.float32))
     return F.normalize(tensor, dim=1) if similarity == "cosine" else tensor
 
 

@@ -354,8 +354,8 @@ def mined_negatives(data, teacher, tokens, args):
 
     tokens: the teacher's, of all passages and training queries. Raises DataError.
     """
-    vectors = teacher_embeddings(teacher, tokens, args.device).array
-    key = embeddings_key(teacher, tokens, "")
+    vectors = teacher_embeddings(teacher, tokens, args.device, dtype=args.teacher_dtype).array
+    key = embeddings_key(teacher, tokens, "", args.teacher_dtype)
     settings = (args.hard_negatives, args.teacher_similarity, args.device)
     mined = distributed.from_main(cached_negatives, key, vectors, data, *settings)
     if args.negatives and distributed.is_main():

@@ -4,12 +4,13 @@ Several teachers are joined so that the cosine of two joined embeddings is the w
 teachers' cosines. Each teacher's embeddings are computed once and kept in the cache.
 """
 
+import functools
 import math
 
 import numpy as np
 import torch
 
-from common import TeacherEmbeddings, Tokens, teacher_embeddings
+from common import FULL_PRECISION, TeacherEmbeddings, Tokens, teacher_embeddings
 
 
 def join(embeddings, weights):
@@ -70,10 +71,11 @@ class ProjectedEmbeddings:
 class Teachers:
     """The frozen encoders that --teacher names, in eval mode, and their weights."""
 
-    def __init__(self, names, encoders, weights):
+    def __init__(self, names, encoders, weights, dtype=FULL_PRECISION):
         self.names = names
         self.encoders = encoders
         self.weights = weights
+        self.dtype = dtype  # of the cached embeddings of training sentences
         self.dimension = sum(encoder.dimension for encoder in encoders)
 
     @property
@@ -85,9 +87,13 @@ class Teachers:
 
         tokenize(encoder) -> Tokens of the sentences.
         """
+        return self.cached(tokenize, device, self.dtype)
+
+    def cached(self, tokenize, device, dtype):
+        """The same, in a file of this dtype."""
         members = []
         for encoder in self.encoders:
-            members.append(teacher_embeddings(encoder, tokenize(encoder), device))
+            members.append(teacher_embeddings(encoder, tokenize(encoder), device, dtype=dtype))
         if len(members) == 1:
             return members[0]
         return JoinedEmbeddings(members, self.weights)
@@ -106,7 +112,8 @@ class Teachers:
     def encode(self, sentences):
         """List of n sentences, of any length -> float32 array [n, D], from the cache if there."""
         device = next(self.first.parameters()).device
-        targets = self.embeddings(lambda encoder: Tokens(encoder, sentences), device)
+        tokenize = functools.partial(Tokens, sentences=sentences)
+        targets = self.cached(tokenize, device, FULL_PRECISION)
         if isinstance(targets, TeacherEmbeddings):
             return targets.array
         return targets[np.arange(len(targets))].cpu().numpy()

@@ -177,6 +177,7 @@ def arguments(method, **changes):
         head=baselines.PROTOCOLS[protocol].defaults["head"],
         projection=False,
         align=None,
+        teacher_dtype="float32",
         keep_projection=False,
         dimension=16,
         max_length=64,
@@ -402,7 +403,7 @@ RUNS = {
         *("--protocol", "ibkd", "--reduction", "mean"),
     ),
     "kd in ConGen's loop": ("wide", "--method", "kd", "--student", "cls", "--protocol", "congen"),
-    "pkd": ("wide", "--student-layers", "1,3"),
+    "pkd": ("wide", "--student-layers", "1,3", "--teacher-dtype", "float16"),
     "pkd, another dimension": (
         *("wide", "--method", "pkd", "--student", "pooler", "--reduction", "mean"),
     ),
@@ -415,7 +416,10 @@ RUNS = {
     "dual-l2": ("mean", "--student-layers", "1,3", "--augment", "crop"),
     "skd": ("mean", "--student-layers", "1,3", "--pairs", "pairs.tsv"),
     "crd": ("wide", "--student", "pooler"),
-    "hpd": ("wide", "--student", "distilbert", "--dimension", 16),
+    "hpd": (
+        *("wide", "--student", "distilbert", "--dimension", 16),
+        *("--teacher-dtype", "float16"),
+    ),
 }
 
 

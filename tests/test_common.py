@@ -276,6 +276,18 @@ def test_tokens_are_the_tokenizers_and_batches_are_padded_to_their_longest(model
     assert common.Tokens(encoder, sentences, 9999).lengths.max() == encoder.max_length == 128
 
 
+def test_tokens_of_many_sentences_are_those_of_each_part(models_folder, monkeypatch):
+    encoder = load_encoder(models_folder / "bert")
+    sentences = demo.sentences(50)
+    whole = common.Tokens(encoder, sentences)
+    monkeypatch.setattr(common, "SENTENCES_PER_TOKENIZER_CALL", 7)
+    parts = common.Tokens(encoder, sentences)
+    for name in ("ids", "lengths", "starts"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name)), name
+    assert whole.ids.dtype == np.int32
+    assert len(whole.ids) == whole.starts[-1] == whole.lengths.sum()
+
+
 def test_an_epoch_visits_every_row_once_in_an_order_of_its_seed():
     lengths = np.random.default_rng(0).integers(3, 60, 1000)
     epoch = list(common.batches(lengths, 16, [0, 0], window=10))
@@ -393,12 +405,13 @@ def test_teacher_embeddings_have_a_file_each_for_all_they_depend_on(
     common.teacher_embeddings(encoder, tokens, "cpu")
     common.teacher_embeddings(encoder, shorter, "cpu")
     common.teacher_embeddings(encoder, tokens, "cpu", what="something else is read off it")
+    common.teacher_embeddings(encoder, tokens, "cpu", dtype="float16")
     encoder.pooling = "cls"
     common.teacher_embeddings(encoder, tokens, "cpu")
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[5] += 1
     common.teacher_embeddings(encoder, tokens, "cpu")
-    assert len(list(tmp_path.glob("*.npy"))) == 5
+    assert len(list(tmp_path.glob("*.npy"))) == 6
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -411,6 +424,28 @@ def test_teacher_embeddings_are_read_by_row(models_folder, tmp_path, monkeypatch
     rows = targets[np.array([7, 2, 2])]
     expected = common.encode_sentences(encoder, sentences)[[7, 2, 2]]
     assert torch.equal(rows, torch.from_numpy(expected))
+
+
+def test_teacher_embeddings_in_half_precision_are_half_as_large(
+    models_folder, tmp_path, monkeypatch
+):
+    """They are given back as float32. A crash in between changes nothing."""
+    monkeypatch.setattr(common, "CACHE", tmp_path)
+    monkeypatch.setattr(common, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
+    encoder = load_encoder(models_folder / "wide").eval()
+    counting = Teacher(encoder)
+    tokens = common.Tokens(encoder, demo.sentences(400))
+    counting.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        common.teacher_embeddings(encoder, tokens, "cpu", counting, dtype="float16")
+    counting.interrupt_at = None
+    half = common.teacher_embeddings(encoder, tokens, "cpu", counting, dtype="float16")
+    full = common.teacher_embeddings(encoder, tokens, "cpu")
+    assert half.array.nbytes * 2 == full.array.nbytes
+    rows = np.array([7, 2, 2])
+    assert half[rows].dtype == full[rows].dtype == torch.float32
+    assert torch.equal(half[rows], full[rows].half().float())
+    assert not torch.equal(half[rows], full[rows])
 
 
 def test_what_a_crash_left_a_day_ago_is_deleted(tmp_path, monkeypatch):

@@ -373,6 +373,7 @@ def test_each_epoch_makes_new_views(run, models_folder, pairs, tmp_path):
 @pytest.mark.slow
 def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, files, tmp_path):
     more = ("--max-steps", 1, "--max-length", 64, "--student-layers", "0,2")
+    more += ("--teacher-dtype", "float16")
     base = options(models_folder, files, tmp_path / "out", "mean", *more)
     cache = dict(XDG_CACHE_HOME=str(tmp_path))
 
@@ -382,6 +383,7 @@ def test_the_teachers_embeddings_are_shared_with_ckd(run, models_folder, files, 
     assert run("ckd.py", *base, "--stage", "distill", **cache).returncode == 0
     kept = stored()
     assert len(kept) == 1
+    assert np.load(*kept).dtype == np.float16
     assert run("congen.py", *base, "--overwrite", **cache).returncode == 0
     assert stored() == kept
 

@@ -375,6 +375,7 @@ def test_a_retrieval_run(call_main, models_folder, search_folder, tmp_path):
 
     models = ("--teacher", models_folder / "wide", "--student-layers", "0,2")
     task = ("--task", "dr", "--beir", search_folder, "--output", tmp_path / "out")
+    task += ("--teacher-dtype", "float16")  # read by the loop, and to mine hard negatives
     printed = call_main(ibkd, *task, *models, *TINY)
     table = table_rows(printed)
     assert table["model"][:2] == ["dev MRR@10", "MRR@10"]
