@@ -6,6 +6,8 @@
            sentence at a time
   search   the exact search of support/retrieval.py and faiss' flat index
   dse      Tables 3 and 4 of DSE: pairs scored by a cross-encoder, and by embeddings and a head
+  growth   time and memory of training and encoding 10, 40 and 160 thousand generated sentences, by
+           a random model so small that what surrounds it counts; not part of the default
 
 Both sides of a comparison take turns. A ratio is the median over the rounds, with the smallest and
 the largest. The limit is the speed of the model's matrix products alone: products of the same
@@ -14,17 +16,20 @@ ratios hardly.
 
   python benchmark.py                              all of it, half an hour on two cores
   python benchmark.py --only encode,search
+  python benchmark.py --only growth --figure figures/growth.png
   python benchmark.py --only dse --random-weights bert-large      DSE's own shapes, for times alone
 """
 
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +48,7 @@ from common import (
     resolve,
     table,
     teacher_embeddings,
+    writing,
 )
 from support import demo, glue
 from support.command_line import (
@@ -56,12 +62,14 @@ from support.encoder import load_encoder, load_pretrained
 from support.retrieval import search
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("train", "encode", "search", "dse")
+PARTS = ("train", "encode", "search", "dse", "growth")
+DEFAULT_PARTS = "train,encode,search,dse"
 PEERS = {  # the packages that a part compares with
     "train": ("sentence_transformers", "datasets", "accelerate"),
     "encode": ("sentence_transformers",),
     "search": ("faiss",),
     "dse": (),
+    "growth": (),
 }
 PIP_NAMES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss-cpu"}
 SMALL_LAYERS = "1,3,5"  # the student's, of all-MiniLM-L6-v2
@@ -75,6 +83,10 @@ SEARCH_MEMORY = 2**30  # bytes
 CHUNK = 20_000  # vectors
 FORWARD_AND_BACKWARD = 3  # matrix products for one of the forward pass
 PEAK_FLOPS = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}  # of an H100, dense, for --device cuda
+GROWTH = (10_000, 40_000, 160_000)  # sentences
+TINY = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+)  # BERT's shape for it
 BERT_LARGE = dict(
     hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
 )
@@ -173,18 +185,22 @@ def fill(shapes, device):
 
 
 def our_training(args, sentences_file, folder, dropout):
-    """baselines.py as a process of its own -> sentences a second, without its dev scores."""
-    steps = str(args.sentences // args.batch_size)
+    """baselines.py as a process of its own -> sentences a second, and its peak memory in MB.
+
+    Without its dev scores.
+    """
     options = ["--method", "kd", "--teacher", args.teacher, "--student", args.teacher]
     if args.student_layers:
         options += ["--student-layers", args.student_layers]
+    steps = str(args.sentences // args.batch_size)
     options += ["--train", sentences_file, "--dev", "demo", "--epochs", "1", "--skip-test"]
     options += ["--batch-size", str(args.batch_size), "--lr", "1e-4", "--eval-steps", steps]
     options += ["--dropout", str(dropout), "--precision", args.precision, "--device", args.device]
     options += ["--max-length", str(MAX_LENGTH), "--output", folder, "--overwrite"]
-    done = subprocess.run(
-        [sys.executable, HERE / "baselines.py", *options], capture_output=True, text=True
-    )
+    command = [sys.executable, HERE / "baselines.py", *options]
+    # What is measured is not kept in the user's cache of teacher embeddings.
+    environment = os.environ | {"XDG_CACHE_HOME": str(Path(folder).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise DataError(f"baselines.py: {done.stderr.strip().splitlines()[-1]}")
     lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -448,6 +464,69 @@ def run_dse(args):
 
 
 # --------------------------------------------------------------------------------------------------
+# Growth
+# --------------------------------------------------------------------------------------------------
+
+
+def save_tiny_model(folder):
+    """Write a BERT of TINY's shape with random weights and all-MiniLM-L6-v2's tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(resolve(MINILM, model=True))
+    config = transformers.BertConfig(vocab_size=len(tokenizer), **TINY)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def measure_growth(args):
+    """-> {row: {column: number}}, a row for each number of sentences."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny_model(folder + "/model")
+        encoder = load_encoder(folder + "/model").to(args.device).eval()
+        file = Path(folder) / "sentences.txt"
+        for number in GROWTH:
+            sentences = demo.sentences(number)
+            file.write_text("\n".join(sentences) + "\n", "utf-8")
+            tiny = dict(teacher=folder + "/model", student_layers=None, sentences=number)
+            options = SimpleNamespace(**(vars(args) | tiny))
+            speed, memory = our_training(options, str(file), folder + "/run", 0.0)
+            rows[f"{number:,} sentences"] = {
+                "training, s": number / speed,
+                "encoding, s": seconds(encode_sentences, encoder, sentences),
+                "peak memory, MB": memory,
+                "bytes of tokens a sentence": Tokens(encoder, sentences).ids.nbytes / number,
+            }
+    print(table(rows))
+    if args.figure:
+        draw_growth(rows, args.figure)
+    return rows
+
+
+def draw_growth(rows, path):
+    """Time and memory against the number of sentences. Raises DataError."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise DataError("--figure: expected matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (time_axis, memory_axis) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    thousands = [number / 1000 for number in GROWTH]
+    for column in ("training, s", "encoding, s"):
+        values = [row[column] for row in rows.values()]
+        time_axis.plot(thousands, values, marker="o", label=column.removesuffix(", s"))
+    memory = [row["peak memory, MB"] for row in rows.values()]
+    memory_axis.plot(thousands, memory, marker="o", color="black")
+    time_axis.set(xlabel="thousand sentences", ylabel="seconds", ylim=(0, None), xlim=(0, None))
+    memory_axis.set(xlabel="thousand sentences", ylabel="MB at most, training", ylim=(0, None))
+    memory_axis.set_xlim(0, None)
+    time_axis.legend(frameon=False)
+    with writing(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+
+
+# --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
 
@@ -455,7 +534,7 @@ def run_dse(args):
 def parse_args():
     parser = ArgumentParser("How fast training, encoding and search are, beside their peers.")
     add = parser.add_argument
-    add("--only", default=",".join(PARTS), help="parts, separated by commas; %(default)s")
+    add("--only", default=DEFAULT_PARTS, help="parts, separated by commas; %(default)s; growth")
     add("--teacher", default=MINILM, help="folder or Hub name; %(default)s")
     add("--student-layers", help="of the teacher, the student: 1,3,5; all of another teacher")
     add("--train", default="demo", help="sentences, one a line; generated ones by default")
@@ -469,6 +548,7 @@ def parse_args():
         help="dse: bert-large, or a folder with a config.json, instead of --teacher; random "
         "weights, for times alone",
     )
+    add("--figure", metavar="FILE", help="growth: draw it, as PNG, SVG or PDF")
     add("--json", metavar="FILE", help="write the numbers, unrounded")
     add_device_option(parser)
     args = parser.parse()
@@ -513,9 +593,11 @@ def main():
         print(table({name: comparison.row() for name, comparison in compared.items()}))
     if "dse" in args.only:
         measured = run_dse(args)
+    growth = measure_growth(args) if "growth" in args.only else {}
     rounds = {name: comparison._asdict() for name, comparison in compared.items()}
     threads = torch.get_num_threads()
-    write_report(args.json, {"threads": threads, "rounds": rounds, "dse": measured})
+    report = {"threads": threads, "rounds": rounds, "dse": measured, "growth": growth}
+    write_report(args.json, report)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,19 @@ def test_training_encoding_and_search_are_compared(call_main, models_folder, fil
 
 
 @pytest.mark.slow
+def test_growth_has_a_row_a_size_and_a_figure(call_main, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="no matplotlib: the figure needs it")
+    monkeypatch.setattr(benchmark, "GROWTH", (100, 200))
+    figure, report = tmp_path / "new" / "growth.png", tmp_path / "out.json"
+    printed = call_main(benchmark, "--only", "growth", "--figure", figure, "--json", report)
+    assert "100 sentences" in printed and "200 sentences" in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    first, second = json.loads(report.read_text())["growth"].values()
+    assert 20 < first["bytes of tokens a sentence"] < 200
+    assert min(second.values()) > 0
+
+
+@pytest.mark.slow
 def test_dse_with_a_given_model_and_with_random_weights(
     call_main, monkeypatch, models_folder, tmp_path
 ):
@@ -119,7 +132,7 @@ def test_bert_large_has_the_papers_shape(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "options, expected",
     [
-        (("--only", "train,fly"), "--only fly: expected train, encode, search, dse"),
+        (("--only", "train,fly"), "--only fly: expected train, encode, search, dse, growth"),
         (("--random-weights", "bert-large"), "--random-weights: expected --only dse with it"),
         (
             ("--only", "dse", "--random-weights", "bert-huge"),
