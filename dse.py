@@ -224,6 +224,7 @@ from support.command_line import (
     add_run_options,
     count,
     fraction,
+    pair_length,
     positive,
     run_main,
     set_dropout,
@@ -494,6 +495,7 @@ def parse_args():
         eval_steps=0,
         patience=0,
         demo_minutes="three",
+        length=pair_length,
     )
     if parser.parse_known_args()[0].benchmark:
         parser.set_defaults(teacher=MINILM)
