@@ -454,6 +454,8 @@ def read_data(args):
     """
     if args.figure in FIGURES_OF_SENTENCES:
         sentences = training_sentences(args.sentences)
+        if len(sentences) < 2:
+            raise DataError(f"{args.sentences}: one sentence, expected two or more to compare")
         return sample(sentences, args.seed) if args.figure == "covariance" else sentences
     if args.pairs:
         sets = {args.pairs: read_scored_pairs(args.pairs)}

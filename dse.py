@@ -220,6 +220,7 @@ from support.command_line import (
     add_run_options,
     count,
     fraction,
+    pair_length,
     positive,
     run_main,
     set_dropout,
@@ -479,6 +480,7 @@ def parse_args():
         eval_steps=0,
         patience=0,
         demo_minutes="three",
+        length=pair_length,
     )
     args = parser.parse(
         demo_defaults=dict(

@@ -26,7 +26,7 @@ from common import DataError, table
 from support.command_line import (
     ArgumentParser,
     add_evaluation_options,
-    positive,
+    number,
     run_main,
     write_report,
 )
@@ -54,7 +54,8 @@ def parse_args():
         help="encode the passages with this model, the queries with each MODEL",
     )
     add("--fp16", action="store_true", help="store passages with two bytes a number")
-    add("--memory", type=positive, default=2, help="GB for the search; %(default)s")
+    gigabytes = number(float, 0, 10**6, low_excluded=True)
+    add("--memory", type=gigabytes, default=2, help="GB for the search; %(default)s")
     return parser.parse()
 
 

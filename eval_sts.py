@@ -43,6 +43,7 @@ from support import demo
 from support.command_line import (
     ArgumentParser,
     add_evaluation_options,
+    number,
     run_main,
     write_report,
 )
@@ -188,7 +189,7 @@ def parse_args():
     add(
         "--score-range",
         nargs=2,
-        type=float,
+        type=number(float, -(10**9), 10**9),
         default=(0, 5),
         metavar=("LOW", "HIGH"),
         help="of the scores in --pairs; 0 5",
@@ -202,6 +203,9 @@ def parse_args():
     add("--pooling", choices=POOLING_NAMES, help="read every model so, whatever its folder states")
     add("--student-layers", help="keep only these layers of every model, counted from 0: 1,3,5")
     args = parser.parse()
+    low, high = args.score_range
+    if low >= high:
+        raise DataError(f"--score-range {low:g} {high:g}: expected a lower one, then a higher one")
     if args.sets and (args.pairs or args.translations or args.demo or args.split != "test"):
         raise DataError("--sets: expected with SentEval's test sets, and with no other data")
     return args
@@ -223,6 +227,8 @@ def main():
     args = parse_args()
     if args.translations:
         sets = read_pairs(args.translations, ("sentence", "translation"))
+        if len(sets[0]) < 2:
+            raise DataError(f"{args.translations}: one pair, expected others to search among")
         measure = "accuracy"
         score = translation_accuracy
     else:

@@ -569,14 +569,15 @@ def run_stage_1(encoder, task, run, args):
         student.start_mapping(torch.from_numpy(alignment.matrix))
     texts = task.texts.of(encoder)
     distill(student.to(args.device), texts, targets, task.evaluation, run, args)
+    run.state["heads"] = len(encoder.heads)  # those of stage 1, for a stage 2 that is interrupted
     title = "student after stage 1"
     run.finish("distill", {title: task.evaluation.scores(reload_student(run.folder, args), title)})
 
 
 def run_stage_2(encoder, task, run, args):
     """Fine-tune the encoder on labels, score the result."""
-    if args.dim and run.finished("distill") and run.began("finetune"):
-        encoder.remove_head()  # W_proj, which the interrupted stage 2 has saved with its student
+    while run.finished("distill") and len(encoder.heads) > run.state["heads"]:
+        encoder.remove_head()  # W_proj, which an interrupted stage 2 has saved with its student
     student = Student(encoder, input_layer=args.hsic_layer)
     if args.dim:
         torch.manual_seed(args.seed)  # W_proj starts the same in a run that was interrupted
@@ -594,13 +595,26 @@ def check_layer(encoder, layer):
         raise DataError(f"--hsic-layer {layer}: expected {expected}")
 
 
+def check_settings(encoder, teachers, stages, args):
+    """Raises DataError for numbers that make no sense together."""
+    check_layer(encoder, args.hsic_layer)
+    keeps = args.keep_mapping and "distill" in stages
+    dimension = teachers.dimension if keeps else encoder.dimension
+    if args.dim is not None and args.dim > dimension:
+        raise DataError(f"--dim {args.dim}: expected at most {dimension}, that of the embedding")
+    uses_hsic = args.beta2 > 0 and args.hsic_texts == "anchor"
+    if "finetune" in stages and uses_hsic and args.finetune_batch_size < 2:
+        expected = "2 or more, as HSIC of one sample is 0, or --beta2 0"
+        raise DataError(f"--finetune-batch-size {args.finetune_batch_size}: expected {expected}")
+
+
 def main():
     args = parse_args()
     run = Run(args)
     stages = ("distill", "finetune") if args.stage == "both" else (args.stage,)
     encoder = load_student(args)
-    check_layer(encoder, args.hsic_layer)
     task = TASKS[args.task](encoder, args, stages)
+    check_settings(encoder, task.teachers, stages, args)
 
     run.start()
     if run.is_new():

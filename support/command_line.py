@@ -33,7 +33,7 @@ from common import (
 )
 from support import demo, distributed
 from support.distributed import INVALID_INPUT
-from support.encoder import load_encoder, public_name
+from support.encoder import SHORTEST_INPUT, load_encoder, public_name
 from support.process import handling, interrupt
 from support.teachers import Teachers
 
@@ -52,6 +52,15 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(description=description)
         for option, advice in (moved or {}).items():
             self.add_argument(option, nargs="?", action=Moved, advice=advice)
+
+    def parse_args(self, *arguments):
+        """argparse's. Raises DataError, also for an empty text, which is no value."""
+        args = super().parse_args(*arguments)
+        for name, value in vars(args).items():
+            if value == "" or (isinstance(value, list) and "" in value):
+                option = "--" + name.replace("_", "-")
+                raise DataError(f"{option} '': expected a value, or the option left out")
+        return args
 
     def error(self, message):
         raise DataError(f"{message} (--help lists the options)")
@@ -183,7 +192,9 @@ def flush_output():
 
 
 def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
-    """A function that reads a finite int or float in this range."""
+    """A function that reads a finite int or float in this range, an int up to LARGEST_INT."""
+    if kind is int and high == math.inf:
+        high = LARGEST_INT
 
     def read(text):
         try:
@@ -200,22 +211,27 @@ def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
     if high == math.inf:
         expected = f"{noun} above {low}" if low_excluded else f"{noun}, {low} or more"
     else:
-        expected = f"{noun} from {low} to {'below ' if high_excluded else ''}{high}"
+        start = f"above {low} up to" if low_excluded else f"from {low} to"
+        expected = f"{noun} {start} {'below ' if high_excluded else ''}{high}"
     return read
 
 
+LARGEST_INT = 2**31 - 1  # what it counts would fit into no memory, and what it multiplies is finite
 count = number(int, 1)
 count_or_none = number(int, 0)
+length = number(int, SHORTEST_INPUT)  # of a sentence in tokens
+pair_length = number(int, SHORTEST_INPUT + 2)  # of two sentences: one more of them, one more [SEP]
 positive = number(float, 0, low_excluded=True)
 weight = number(float, 0)
 fraction = number(float, 0, 1)
+share = number(float, 0, 10**6, low_excluded=True)
 probability = number(float, 0, 1, high_excluded=True)
 seed = number(int, 0, 2**32 - 1)  # Run multiplies it, and torch takes 64 bits
 
 
 def positive_numbers(text):
-    """Numbers above 0, separated by commas."""
-    return [positive(part) for part in text.split(",")]
+    """Numbers above 0, separated by commas. Their sum is finite."""
+    return [share(part) for part in text.split(",")]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,13 +318,18 @@ def add_data_options(parser, train):
     return group
 
 
-def add_run_options(parser, output, max_length, eval_steps, patience, demo_minutes="two"):
-    """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ..."""
+def add_run_options(
+    parser, output, max_length, eval_steps, patience, demo_minutes="two", length=length
+):
+    """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ...
+
+    length: the type of --max-length.
+    """
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--output", default=output, help="becomes the best student's folder; %(default)s")
     add("--max-steps", type=count_or_none, default=0, help="end a stage after these steps; 0: no")
-    add("--max-length", type=count, default=max_length, help="in tokens, training; %(default)s")
+    add("--max-length", type=length, default=max_length, help="in tokens, training; %(default)s")
     add(
         "--eval-steps",
         type=count_or_none,

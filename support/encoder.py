@@ -466,7 +466,7 @@ def read_layer_pooling(path, stated):
 def read_pooling(folder):
     """sentence-transformers' Pooling module -> "mean", "cls", or another name of it."""
     config = read_json(folder / "config.json", {})
-    if config.get("pooling_mode"):
+    if config.get("pooling_mode") is not None:
         return config["pooling_mode"]
     prefix = "pooling_mode_"
     modes = [key for key, value in config.items() if key.startswith(prefix) and value]

@@ -121,6 +121,9 @@ def read_task(folder, task):
             [text for part in parts for text in part.second],
             np.concatenate([part.labels for part in parts]),
         )
+        if task == REGRESSION and name != "train" and len(set(sets[name].labels.tolist())) < 2:
+            expected = "two different ones, which a correlation needs"
+            raise DataError(f"{find_file(folder, files[0])}: one score alone, expected {expected}")
     return sets
 
 

@@ -78,7 +78,8 @@ def read_texts(path):
     for line, text in read_lines(path):
         try:
             row = parse_json(text)
-            name, title, passage = row["_id"], row.get("title") or "", row["text"]
+            name, title, passage = row["_id"], row.get("title"), row["text"]
+            title = "" if title is None else title
             is_name = isinstance(name, (str, int)) and not isinstance(name, bool)
             if not is_name or not isinstance(title, str) or not isinstance(passage, str):
                 raise ValueError("a number where text belongs")

@@ -124,6 +124,7 @@ class Run:
         scores              {model: {set: score}}, the table at the end
         scaler              of the gradients, in fp16
         metrics_bytes       the length of metrics.jsonl
+        heads               how many dense heads a student has behind stage 1 (ibkd.py)
         meter               what the steps since its last line have logged
     """
 
@@ -160,10 +161,12 @@ class Run:
         arguments = {
             key: value for key, value in vars(self.args).items() if key not in NOT_COMPARED
         }
-        before = distributed.from_main(self.claim)
-        if before is not None and self.args.resume:
+        before = distributed.from_main(read_json, self.folder / "args.json")
+        goes_on = before is not None and self.args.resume
+        if goes_on:
             self.check_arguments(arguments, before)
-        else:
+        distributed.from_main(self.claim, before)
+        if not goes_on:
             distributed.from_main(self.clear_folder, arguments)
         self.state = distributed.from_main(self.read_state)
         self.stored = copy.deepcopy(self.state)
@@ -174,12 +177,12 @@ class Run:
             raise DataError(f"{self.folder}: expected a folder that all hosts share, for --output")
         distributed.wait_for_all()  # until everybody has read all input
 
-    def claim(self):
-        """Hold the lock of the folder -> the arguments of the run that is in it, or None."""
+    def claim(self, before):
+        """Hold the lock of the folder, whose args.json has been read. Raises DataError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(self.folder)
-        self.check_folder()  # again: another run may have begun and ended by now
-        return read_json(self.folder / "args.json")
+        if read_json(self.folder / "args.json") != before:
+            raise DataError(f"{self.folder}: another run has begun in it meanwhile; start again")
 
     def clear_folder(self, arguments):
         """Delete an old run, and write the new one's arguments."""
@@ -221,10 +224,6 @@ class Run:
     def is_new(self):
         """Has no stage begun yet?"""
         return not self.state["stage"]
-
-    def began(self, stage):
-        """Has this stage begun before the run was interrupted?"""
-        return self.state["stage"] == stage
 
     def finished(self, stage):
         return stage in self.state["finished"]

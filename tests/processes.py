@@ -192,7 +192,7 @@ def small_run(script, models_folder, files):
     """
     data = ("--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--eval-steps", 3)
     teacher = ("--teacher", models_folder / "wide", "--student", models_folder / "bert")
-    training = ("--epochs", 2, "--batch-size", 32, "--lr", 1e-3)
+    training = ("--epochs", 1, "--batch-size", 32, "--lr", 1e-3)
     triplets = ("--triplets", files / "triplets.csv", "--finetune-batch-size", 16)
     return {
         "ckd": (*data, *teacher, *training, *triplets, "--finetune-epochs", 1),
@@ -204,7 +204,7 @@ def small_run(script, models_folder, files):
         ),
         "distilface": (
             *(*data, "--student", models_folder / "bert", "--batch-size", 32),
-            *("--max-steps", 20, "--lr", 1e-3),
+            *("--max-steps", 12, "--lr", 1e-3),
         ),
         "baselines": (*data, *teacher, *training, "--method", "skd"),
     }[script]

@@ -62,8 +62,13 @@ def parse(monkeypatch):
 @pytest.mark.parametrize(
     "kind, good, bad, expected",
     [
-        ("count", ("1", "70000"), ("0", "-1", "1.5", "", "nan"), "a whole number, 1 or more"),
-        ("count_or_none", ("0", "3"), ("-1", "0.5", "inf"), "a whole number, 0 or more"),
+        (
+            "count",
+            ("1", "70000"),
+            ("0", "9" * 30, "-1", "1.5", "", "nan"),
+            "a whole number from 1 to 2147483647",
+        ),
+        ("count_or_none", ("0", "3"), ("-1", "0.5", "inf"), "a whole number from 0 to 2147483647"),
         ("positive", ("1e-9", "3"), ("0", "-1", "nan", "inf", "high"), "a number above 0"),
         ("weight", ("0", "0.5", "100"), ("-0.1", "nan", "inf"), "a number, 0 or more"),
         ("fraction", ("0", "0.5", "1"), ("-0.1", "1.1", "nan"), "a number from 0 to 1"),
@@ -84,7 +89,7 @@ def test_ranges_of_numbers(monkeypatch, kind, good, bad, expected):
 @pytest.mark.parametrize(
     "option, values",
     [
-        ("--max-length", ("0", "-1", "many")),
+        ("--max-length", ("0", "2", "-1", "many")),
         ("--max-steps", ("-1", "0.5")),
         ("--eval-steps", ("-1", "x")),
         ("--patience", ("-1", "1.5")),
@@ -102,6 +107,12 @@ def test_huge_numbers_are_refused_as_others_are(parse):
     for value in ("9" * 400, "9" * 15):
         with pytest.raises(DataError, match="--seed"):
             parse("--seed", value)
+
+
+@pytest.mark.parametrize("option", ["--teacher", "--student", "--dev", "--output", "--train"])
+def test_an_empty_value_is_not_one_that_is_left_out(parse, option):
+    with pytest.raises(DataError, match="'': expected a value, or the option left out"):
+        parse(option, "")
 
 
 # ---- memory

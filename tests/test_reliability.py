@@ -20,10 +20,12 @@ from processes import SCRIPTS, metrics, result, small_run
 import analyze
 import common
 import dse
+import ibkd
 from common import WriteError
 from support import demo, retrieval_training
 from support.command_line import write_report
 from support.encoder import load_encoder
+from support.run import Run
 
 pytestmark = pytest.mark.slow
 FULL = "/dev/full"
@@ -274,11 +276,11 @@ def test_sigterm_and_ctrl_c_end_a_step_and_the_run_goes_on_bit_by_bit(
 ):
     folder = tmp_path / "out"
     options = (*small_run(script, models_folder, files), "--output", folder, "--resume")
-    for number, name, lines in ((signal.SIGTERM, "143", 2), (signal.SIGINT, "130", 6)):
+    for number, status, lines in ((signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 3)):
         process = processes.start(script, *options)
         process.wait_until(lambda lines=lines: len(metrics(folder)) >= lines)
         process.send_signal(number)
-        assert str(process.wait().returncode) == name
+        assert process.wait().returncode == status
         line = process.errors[-1]
         assert line.startswith(f"error: interrupted; {folder} has the checkpoint of step ")
         assert line.endswith("; the same command with --resume continues")
@@ -315,3 +317,23 @@ def test_a_closed_pipe_ends_quietly(processes, models_folder, files, tmp_path):
     os.close(os.open(tmp_path / "pipe", os.O_RDONLY))  # waits for the process to open it
     assert process.wait().returncode == 128 + signal.SIGPIPE
     assert process.errors == []
+
+
+def test_a_kill_between_the_stages_leaves_the_projection_of_stage_2_once(
+    call_main, untouched, models_folder, files, tmp_path, monkeypatch
+):
+    """ibkd.py --dim: its first student is saved, and the checkpoint does not say so yet."""
+    folder = tmp_path / "out"
+    options = (*small_run("ibkd", models_folder, files), "--output", folder, "--resume")
+    checkpoint = Run.checkpoint
+
+    def kill(run, *arguments):
+        if run.state["stage"] == "finetune":
+            raise KeyboardInterrupt
+        checkpoint(run, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "checkpoint", kill)
+        call_main(ibkd, *options)
+    call_main(ibkd, *options)
+    assert result(folder) == untouched("ibkd")
