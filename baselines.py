@@ -633,12 +633,12 @@ def check_settings(teachers, sentences, args):
         check_negatives(sentences, args.batch_size)
     if args.method == "pkd":
         check_only_teacher(args, "PKD compares the layers of one")
-    most = min(teachers.dimension, sentences)  # of principal components
-    if args.method == "hpd" and args.dimension > most:
-        reason = "of the teacher's dimensions" if most == teachers.dimension else "of sentences"
-        raise DataError(
-            f"--dimension {args.dimension}: expected at most {most}, the number {reason}"
-        )
+    if args.method == "hpd" and args.dimension > teachers.dimension:
+        expected = f"at most the teacher's, {teachers.dimension}"
+        raise DataError(f"--dimension {args.dimension}: expected {expected}")
+    if args.method == "hpd" and args.dimension > sentences:
+        expected = f"at most {sentences}, the number of sentences"
+        raise DataError(f"--dimension {args.dimension}: expected {expected}")
     if args.method == "hpd" and sentences < 2:
         raise DataError("one sentence to train on, expected 2 or more, which can differ")
     if args.align and args.method != "kd":

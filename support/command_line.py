@@ -193,7 +193,8 @@ def flush_output():
 
 def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
     """A function that reads a finite int or float in this range, an int up to LARGEST_INT."""
-    if kind is int and high == math.inf:
+    is_open = high == math.inf
+    if is_open and kind is int:
         high = LARGEST_INT
 
     def read(text):
@@ -208,8 +209,9 @@ def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
         return value
 
     noun = "a whole number" if kind is int else "a number"
-    if high == math.inf:
+    if is_open:
         expected = f"{noun} above {low}" if low_excluded else f"{noun}, {low} or more"
+        expected += f", up to {high}" if kind is int else ""
     else:
         start = f"above {low} up to" if low_excluded else f"from {low} to"
         expected = f"{noun} {start} {'below ' if high_excluded else ''}{high}"

@@ -120,9 +120,12 @@ class Training:
 
 
 def metrics(folder):
-    """The lines of metrics.jsonl without the speed, which is another in every run."""
+    """The lines of metrics.jsonl without speed and memory, which are others in every run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "_per_" not in key} for line in lines]
+    for line in lines:
+        line.pop("pairs_per_second", None)
+        line.pop("peak_memory_mb", None)
+    return lines
 
 
 # ---- the folder
