@@ -40,6 +40,7 @@ HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
 PARTIAL_FILES_EXPIRE = 7 * 24 * 60 * 60  # seconds until what a crashed run left is deleted
 
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # \ud83d alone is no text; \ud83d\ude00 is
 LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
 TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
 STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
@@ -224,8 +225,12 @@ def parse_json(text, kind=dict):
     """JSON -> its content, which is of this type. Raises ValueError that says what is wrong."""
     try:
         content = json.loads(text)
+        if HALF_CHARACTER.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a character") from None
     if not isinstance(content, kind):
         expected = {dict: "an object", list: "a list"}[kind]
         raise ValueError(f"{text[:40]!r} is not {expected}")

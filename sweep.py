@@ -146,7 +146,7 @@ def best_dev(folder):
     stages = {}
     for _, entry in read_metrics(folder / "metrics.jsonl"):
         if math.isfinite(entry.get("dev", math.nan)):
-            stages.setdefault(entry["stage"], []).append((entry["dev"], entry["step"]))
+            stages.setdefault(entry.get("stage"), []).append((entry["dev"], entry["step"]))
     if not stages:
         return None, None
     return max(list(stages.values())[-1], key=lambda scored: scored[0])

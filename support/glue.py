@@ -7,6 +7,7 @@ and so are QQP's rows without two questions, which a line on stderr counts.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -373,7 +374,7 @@ def add_degradation(scores, of):
     """How much of the mean of row `of` each row lacks, in percent: a new column. In place."""
     reference = scores[of]["mean"]
     for row in scores.values():
-        row["degradation %"] = 100 * (1 - row["mean"] / reference)
+        row["degradation %"] = 100 * (1 - row["mean"] / reference) if reference else math.nan
 
 
 def read_scores(folders):

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from common import DataError, parse_json, read_lines, replacing
 
+LARGEST_INT = 2**63
 # The state of a checkpoint: what is always there, and what may be.
 ALWAYS = {"stage": str, "finished": list, "scores": dict, "metrics_bytes": int}
 SOMETIMES = {
@@ -66,7 +67,8 @@ def check_state(state):
     for name, kind in (ALWAYS | SOMETIMES).items():
         if name in state or name in ALWAYS:
             value = state.get(name)
-            if not isinstance(value, kind) or isinstance(value, bool):
+            is_no_number = kind in (int, (int, float)) and not is_number(value)
+            if not isinstance(value, kind) or is_no_number:
                 raise ValueError(f"{name} of its state is {json.dumps(value)[:40]}")
     for row in state["scores"].values():
         if not isinstance(row, dict) or not all(map(is_number, row.values())):
@@ -74,7 +76,10 @@ def check_state(state):
 
 
 def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Is it a float, or an int that is no longer than one? JSON has longer ones, and true."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < LARGEST_INT
+    return isinstance(value, float)
 
 
 def read_metrics(path):

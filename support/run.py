@@ -214,7 +214,7 @@ class Run:
         for key, value in arguments.items():
             if before.get(key) != value:
                 option = f"--{key.replace('_', '-')}"
-                problem = f"the run to resume in {self.folder} has {before.get(key)}"
+                problem = f"the run to resume in {self.folder} has {str(before.get(key))[:200]}"
                 raise DataError(f"{option} {value}: {problem}")
 
     @property

@@ -50,6 +50,11 @@ MODELS = (  # folder, kind, dimension
 )
 
 
+def pytest_addoption(parser):
+    help = "changed files that test_fuzz.py reads, for each reader; 200"
+    parser.addoption("--fuzz-examples", type=int, default=200, help=help)
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     folder = ROOT.parent / "shared" / "data"
