@@ -248,7 +248,8 @@ def read_results(folder):
             if result.error is None and None in (result.dev, result.step):
                 raise ValueError("neither a dev score nor an error")
         except (ValueError, TypeError) as error:
-            raise DataError(f"{path}:{line}: {error}, expected a line of a sweep") from None
+            problem = str(error)[:200]
+            raise DataError(f"{path}:{line}: {problem}, expected a line of a sweep") from None
         results.append(result)
     return results
 

@@ -6,6 +6,7 @@ The teacher comes from its pip package, the data from ../shared/data where that 
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 # Set before common is imported, so that no test reads or fills the user's own cache.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+# A shell ignores Ctrl-C for what it starts in the background, and so would what the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two processes with two threads each take three times as long on two cores.
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 if PARALLEL:

@@ -199,7 +199,7 @@ def small_run(script, models_folder, files):
         "congen": (*data, *teacher, *training),
         "ibkd": (*data, *teacher, *training, *triplets, "--finetune-epochs", 1, "--dim", 16),
         "dse": (
-            *("--task", "stsb", "--glue", files, *teacher, "--teacher-epochs", 1, "--epochs", 2),
+            *("--task", "stsb", "--glue", files, *teacher, "--teacher-epochs", 1, "--epochs", 6),
             *("--batch-size", 20, "--lr", 1e-3, "--eval-steps", 3),
         ),
         "distilface": (

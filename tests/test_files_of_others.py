@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import benchmark
 import dse
 import eval_sts
 import eval_transfer
@@ -123,7 +124,7 @@ def test_a_folder_with_code_of_its_own_is_refused(
         lambda: load_encoder(folder),
         lambda: dse.CrossEncoder(folder, "mrpc", 64),
         lambda: load_masked_lm(str(folder), "cpu"),
-        lambda: dse.save_random_model(str(folder), tmp_path / "random"),
+        lambda: benchmark.save_random_model(str(folder), tmp_path / "random"),
     )
     for read in readers[: 4 if file == "config.json" else 3]:
         with pytest.raises(DataError, match=f"{file}: it asks for code of its own"):
