@@ -124,7 +124,7 @@ def keep_freed_memory():
     """Let glibc keep the memory that one batch has freed for the next one.
 
     Otherwise large blocks go back to the system, which clears them before it gives them out again:
-    5 to 10 % of a training step on a CPU. Without glibc, nothing changes.
+    a few percent of a training step on a CPU at best. Without glibc, nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
