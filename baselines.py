@@ -200,9 +200,10 @@ class Student(nn.Module):
 
 import numpy as np
 
-from common import DataError, Tokens, table, teacher_embeddings
+from common import DataError, Tokens, table
 from support import distributed
 from support.alignment import align_by_sample
+from support.cache import teacher_embeddings
 from support.command_line import (
     DEMO,
     ArgumentParser,

@@ -47,10 +47,10 @@ from common import (
     read_sentences,
     resolve,
     table,
-    teacher_embeddings,
     writing,
 )
 from support import demo, glue
+from support.cache import teacher_embeddings
 from support.command_line import (
     ArgumentParser,
     add_device_option,

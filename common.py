@@ -7,7 +7,6 @@ input raises DataError, whose message is one line: "file:line: what is wrong, wh
 import contextlib
 import csv
 import errno
-import fcntl
 import functools
 import gzip
 import hashlib
@@ -18,7 +17,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -37,8 +35,6 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
 HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentence-distillation"
-PARTIAL_FILES_EXPIRE = 7 * 24 * 60 * 60  # seconds until what a crashed run left is deleted
 
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # \ud83d alone is no text; \ud83d\ude00 is
 LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
@@ -47,12 +43,19 @@ STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
 STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
 SICK_COLUMNS = (1, 2, 3)
 
-SECONDS_BETWEEN_SAVES = 10  # of teacher embeddings that are being computed
 FULL_PRECISION = "float32"
 TEACHER_DTYPES = (FULL_PRECISION, "float16")  # of the cached teacher embeddings
 TOKENS_PER_BATCH_CPU = 2048  # padding included, when encoding
 TOKENS_PER_BATCH_CUDA = 65536
 SENTENCES_PER_TOKENIZER_CALL = 10_000
+
+
+class Cache:
+    """Where unpacked files and teacher embeddings lie (support/cache.py)."""
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder /= "sentence-distillation"  # or --cache-dir
+    limit = None  # bytes of teacher embeddings: --cache-limit
 
 
 class DataError(Exception):
@@ -484,18 +487,20 @@ def only_data_file(data_set):
 
 
 def unpack(tar):
-    """Unpack a tar file into CACHE, once -> folder.
+    """Unpack a tar file into the cache, once -> folder.
 
     Raises DataError if it is broken or reaches outside its folder. The folder is renamed when it
     is complete, so that a crash leaves nothing that looks unpacked.
     """
-    folder = CACHE / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
+    folder = Cache.folder / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
     if folder.exists():
         return folder
-    advice = "it is the cache, whose place XDG_CACHE_HOME decides; nothing was unpacked"
-    with writing(CACHE, advice):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+    advice = (
+        "it is the cache, whose place --cache-dir or XDG_CACHE_HOME decides; nothing was unpacked"
+    )
+    with writing(Cache.folder, advice):
+        Cache.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=Cache.folder) as partial:
             unpack_into(Path(partial) / "all", tar)
             try:
                 os.rename(Path(partial) / "all", folder)
@@ -597,61 +602,14 @@ class ArrayInMemory:
         return np.empty(shape, np.float32)
 
 
-class ArrayOnDisk(ArrayInMemory):
-    """The same in a .npy file of `dtype`, which continues where a crash left it.
-
-    How many rows are done stands in a file beside it, which is written after the rows themselves.
-    """
-
-    def __init__(self, path, dtype=FULL_PRECISION):
-        self.path = path
-        self.dtype = np.dtype(dtype)
-        self.progress = path.with_suffix(".progress")
-        self.saved = time.monotonic()
-        if path.exists() and self.progress.exists():
-            self.array = np.load(path, mmap_mode="r+")
-            self.start = int(self.progress.read_text())
-
-    def new_array(self, shape):
-        array = np.lib.format.open_memmap(self.path, "w+", self.dtype, shape)
-        reserve(self.path)
-        return array
-
-    def write(self, rows, vectors, total):
-        super().write(rows, vectors, total)
-        if time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
-            self.array.flush()
-            self.progress.write_text(str(self.start))
-            self.saved = time.monotonic()
-
-
-class NoArray(ArrayInMemory):
-    """For a process that helps to compute vectors which another one stores."""
-
-    start = sys.maxsize  # it has nothing to do again
-
-    def write(self, rows, vectors, total):
-        self.start += len(rows)
-
-
-def reserve(path):
-    """Give a file with holes all its room on the disk, or raise OSError.
-
-    Without it, the first write into the memory map of a file on a full disk kills the process.
-    """
-    if hasattr(os, "posix_fallocate"):  # macOS has no such call
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
-
-
 @torch.no_grad()
 def encode(encode_batch, tokens, device, title="", store=None):
     """All rows of `tokens` -> float32 array [n, D], the longest rows first.
 
     encode_batch(input_ids, attention_mask) -> [N, D] is in eval mode. A `title` shows a progress
-    bar. The vectors go to `store`, an ArrayInMemory or ArrayOnDisk. Several processes share the
-    work: each computes every so many-th of the batches that one process would compute, and stores
-    all of them.
+    bar. The vectors go to `store`, an ArrayInMemory or one of support/cache.py. Several processes
+    share the work: each computes every so many-th of the batches that one process would compute,
+    and stores all of them.
     """
     on_cpu = "cpu" in str(device)
     budget = TOKENS_PER_BATCH_CPU if on_cpu else TOKENS_PER_BATCH_CUDA
@@ -696,92 +654,6 @@ def encode_sentences(encoder, sentences, title=""):
     """List of n sentences -> float32 array [n, D]. The encoder is in eval mode."""
     device = next(encoder.parameters()).device
     return encode(encoder, Tokens(encoder, list(sentences)), device, title)
-
-
-class TeacherEmbeddings:
-    """What a frozen teacher says of n sentences: rows of a memory-mapped array [n, D]."""
-
-    def __init__(self, array, device):
-        self.array = array
-        self.device = device
-        self.dimension = array.shape[1]
-
-    def __len__(self):
-        return len(self.array)
-
-    def __getitem__(self, rows):
-        """Row numbers [N] -> float32 tensor [N, D] on the device."""
-        return torch.from_numpy(np.ascontiguousarray(self.array[rows])).to(self.device).float()
-
-
-def teacher_embeddings(teacher, tokens, device, encode_batch=None, what="", dtype=FULL_PRECISION):
-    """Encode every row of `tokens` by the teacher, once for all runs -> TeacherEmbeddings.
-
-    They lie in CACHE under a hash of the teacher's weights, how it is read (`what`, where
-    `encode_batch` reads something else than the teacher's own embedding) and the tokens, which
-    stand for the data, the tokenizer and the maximum length. dtype: of the numbers in the file,
-    one of TEACHER_DTYPES. They are written to a .partial file, which is renamed when complete.
-    After a crash the next run continues it; a run that finds another one writing it writes its own.
-    All processes compute them, and one of each host writes them there.
-    """
-    key = distributed.from_main(embeddings_key, teacher, tokens, what, dtype)
-    path = CACHE / f"teacher-{key}.npy"
-    if not distributed.minimum(path.exists()):
-        compute = functools.partial(encode, encode_batch or teacher, tokens, device, "teacher")
-        if distributed.is_first_of_host():
-            write_teacher_embeddings(path, compute, dtype)
-        else:
-            compute(NoArray())
-        distributed.wait_for_all()
-    return TeacherEmbeddings(np.load(path, mmap_mode="r"), device)
-
-
-def write_teacher_embeddings(path, compute, dtype):
-    """Write what compute(store) computes to `path`. Raises WriteError."""
-    with writing(path, "nothing half written is taken for whole"):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        delete_old_partial_files()
-        with open(path.with_suffix(".lock"), "w") as lock:
-            partial = path.with_suffix(".partial")
-            if not lock_file(lock):
-                partial = path.with_suffix(f".{os.getpid()}.partial")
-            store = ArrayOnDisk(partial, dtype)
-            compute(store)
-            replace(partial, path)
-            store.progress.unlink(missing_ok=True)
-
-
-def lock_file(file):
-    """Lock an open file until it is closed -> False if another process has locked it.
-
-    A file system without locks is as one that nobody else uses.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise
-    return True
-
-
-def embeddings_key(teacher, tokens, what, dtype=FULL_PRECISION):
-    """The hash under which teacher embeddings are stored: 32 hexadecimal digits."""
-    if dtype != FULL_PRECISION:
-        what = f"{what} {dtype}"
-    digest = hashlib.sha256(f"{what} {teacher.pooling} {teacher.normalize}".encode())
-    weights = [value.cpu().numpy() for value in teacher.state_dict().values()]
-    for array in [*weights, tokens.ids, tokens.starts]:
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()[:32]
-
-
-def delete_old_partial_files():
-    for file in CACHE.glob("*.partial"):
-        if time.time() - file.stat().st_mtime > PARTIAL_FILES_EXPIRE:
-            file.unlink(missing_ok=True)
-            file.with_suffix(".progress").unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------

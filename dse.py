@@ -210,10 +210,10 @@ from common import (
     replacing,
     resolve,
     table,
-    teacher_embeddings,
     writing,
 )
 from support import glue
+from support.cache import teacher_embeddings
 from support.command_line import (
     ArgumentParser,
     add_dropout_option,
@@ -304,8 +304,9 @@ class CrossEncoder(nn.Module):
     it needs fine-tuning. Raises DataError, also for a classifier with other classes than the task.
     """
 
-    pooling = "cross-encoder"  # this and `normalize` name its cached logits
+    pooling = "cross-encoder"  # these three name its cached logits
     normalize = False
+    precision = "fp32"
 
     def __init__(self, name, task, max_length):
         super().__init__()

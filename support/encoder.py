@@ -114,8 +114,11 @@ class Encoder(nn.Module):
     """A transformer, its tokenizer, and how it is read.
 
     pooling (see pool), then the dense `heads`, then L2 normalization if `normalize`.
-    `max_length` is in tokens, `dimension` is that of an embedding.
+    `max_length` is in tokens, `dimension` is that of an embedding. `precision` is that of a frozen
+    teacher (support/cache.py).
     """
+
+    precision = "fp32"
 
     def __init__(self, model, tokenizer, pooling, heads, normalize, max_length):
         super().__init__()

@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -10,7 +12,7 @@ import threading
 import time
 import weakref
 
-from common import DataError, lock_file
+from common import DataError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ONE_REQUEST = 0.5  # seconds
@@ -70,10 +72,15 @@ class Requests:
 
 @contextlib.contextmanager
 def deferred_signals():
-    """-> Requests. Who asks for them ends the work when a step is done."""
+    """-> Requests. Who asks for them ends the work when a step is done.
+
+    Raises Interrupted for one that came after the last time somebody asked.
+    """
     requests = Requests()
     with handling(requests.note):
         yield requests
+    if requests.signal:
+        raise Interrupted(requests.signal)
 
 
 def die_with_parent():
@@ -82,7 +89,22 @@ def die_with_parent():
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# ---- the lock of a folder
+# ---- locks
+
+
+def lock_file(file):
+    """Lock an open file until it is closed -> False if another process has locked it.
+
+    A file system without locks is as one that nobody else uses.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True
 
 
 def this_process():

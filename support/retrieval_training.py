@@ -9,7 +9,6 @@ import array
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,18 +16,15 @@ import numpy as np
 import torch
 
 from common import (
-    CACHE,
+    Cache,
     DataError,
     Tokens,
-    embeddings_key,
     encode,
     read_lines,
-    replace,
-    teacher_embeddings,
     write_whole,
-    writing,
 )
 from support import distributed
+from support.cache import embeddings_key, load_array, save_array, teacher_embeddings
 from support.command_line import count
 from support.retrieval import (
     CHUNK,
@@ -276,19 +272,16 @@ def cached_negatives(key, vectors, data, count, similarity, device):
     """What mine_hard_negatives() finds for the training queries -> [Q, count], once for all runs.
 
     vectors [P + Q, D]: the teacher's embeddings of passages and queries; key: their hash. The hard
-    negatives lie in CACHE under a hash of all that decides them. Raises DataError.
+    negatives lie in the cache under a hash of all that decides them. Raises DataError.
     """
     digest = hashlib.sha256(f"{key} {count} {similarity} {data.known}".encode())
-    path = CACHE / f"negatives-{digest.hexdigest()[:32]}.npy"
-    if not path.exists():
+    path = Cache.folder / f"negatives-{digest.hexdigest()[:32]}.npy"
+    negatives = load_array(path)
+    if negatives is None:
         passages, queries = np.split(vectors, [len(vectors) - len(data.queries)])
-        mined = mine_hard_negatives(queries, passages, data.known, count, similarity, device)
-        new = path.with_suffix(f".{os.getpid()}.partial")
-        with writing(path):
-            with open(new, "wb") as file:
-                np.save(file, mined)
-            replace(new, path)
-    return np.load(path)
+        negatives = mine_hard_negatives(queries, passages, data.known, count, similarity, device)
+        save_array(path, negatives)
+    return negatives
 
 
 def write_negatives(path, beir, data, hard_negatives):

@@ -46,7 +46,8 @@ SEED_STRIDE = 1_000_003  # between the random states of one seed's steps and the
 # Between those of one process and the next. A CPU's generator takes 32 bits of a seed, in which the
 # multiples of this number, 2**32 divided by the golden ratio, lie far apart.
 PROCESS_STRIDE = 2_654_435_769
-NOT_COMPARED = ("resume", "overwrite", "device", "output")  # arguments that may change on --resume
+# Arguments that may change on --resume.
+NOT_COMPARED = ("resume", "overwrite", "device", "output", "cache_dir", "cache_limit")
 FILES_OF_A_RUN = (
     "checkpoint/state.safetensors",
     "metrics.jsonl",

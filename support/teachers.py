@@ -10,7 +10,8 @@ import math
 import numpy as np
 import torch
 
-from common import FULL_PRECISION, TeacherEmbeddings, Tokens, teacher_embeddings
+from common import FULL_PRECISION, Tokens
+from support.cache import TeacherEmbeddings, teacher_embeddings
 
 
 def join(embeddings, weights):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ MODELS = (  # folder, kind, dimension
 def pytest_addoption(parser):
     help = "changed files that test_fuzz.py reads, for each reader; 200"
     parser.addoption("--fuzz-examples", type=int, default=200, help=help)
+    help = "SIGKILLs of test_soak.py, at least, over the scripts; 10"
+    parser.addoption("--soak", type=int, default=10, help=help)
+    help = "which moments test_soak.py takes; the time"
+    parser.addoption("--soak-seed", type=int, default=int(time.time()), help=help)
 
 
 @pytest.fixture(scope="session")
@@ -232,3 +237,22 @@ def fails(monkeypatch, capsys):
         return lines[-1]
 
     return call
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk(megabytes) -> a folder that takes no more."""
+    mounted = []
+
+    def make(megabytes):
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", folder]
+        if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("this machine lets the tests mount no file system")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)

@@ -6,6 +6,7 @@ run of each training script.
 """
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -225,6 +226,17 @@ def result(folder):
         if path.parent.name != "checkpoint":
             weights[str(path.relative_to(folder))] = path.read_bytes()
     return weights, metrics(folder)
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """The system refuses to write a longer file, also to libraries."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from test_precision import places
 import common
 from support import demo
 from support.alignment import align
+from support.cache import TeacherEmbeddings
 from support.encoder import load_encoder
 from support.teachers import JoinedEmbeddings, ProjectedEmbeddings, Teachers, join
 
@@ -81,7 +82,7 @@ def test_joined_embeddings_have_the_weighted_mean_of_the_cosines():
 
 def test_rows_of_joined_and_projected_embeddings():
     arrays = [random_rows(9, size, size).astype(np.float32) for size in (3, 5)]
-    members = [common.TeacherEmbeddings(array, "cpu") for array in arrays]
+    members = [TeacherEmbeddings(array, "cpu") for array in arrays]
     joined = JoinedEmbeddings(members, [1.0, 1.0])
     assert (len(joined), joined.dimension) == (9, 8)
     rows = np.array([4, 0, 8])

@@ -2,17 +2,12 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 import baselines
@@ -496,48 +491,6 @@ def metrics(folder):
         entry.pop("sentences_per_second", None)
         entry.pop("peak_memory_mb", None)
     return entries
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["pkd", "skd", "hpd"])
-def test_killed_and_resumed_it_ends_as_a_run_without_interruption(
-    run, models_folder, views, tmp_path, method
-):
-    """SIGKILL at three moments; the weights are equal bit for bit, the metrics but for the speed.
-
-    PKD has two projections, SKD draws its views afresh, HPD keeps its projection.
-    """
-    more = ("--method", method, "--student", "mean", "--dimension", 16)
-    more += ("--epochs", 10, "--eval-steps", 3)
-    whole = options(models_folder, views, tmp_path / "whole", "wide", *more)
-    process = run("baselines.py", *whole)
-    assert process.returncode == 0, process.stderr[-2000:]
-    killed = options(models_folder, views, tmp_path / "killed", "wide", *more)
-    command = [sys.executable, "baselines.py", *map(str, killed), "--resume"]
-    folder = os.path.dirname(baselines.__file__)
-    where = dict(env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder)
-    state = tmp_path / "killed" / "checkpoint" / "state.safetensors"
-
-    def changed():
-        return state.stat().st_mtime_ns if state.exists() else 0
-
-    steps = set()
-    for kill in range(3):
-        before = changed()
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where
-        )
-        while process.poll() is None and changed() == before:
-            time.sleep(0.002)
-        time.sleep(0.1 * kill)
-        assert process.poll() is None, "the run ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        steps.add(json.loads(safe_open(state, "np").metadata()["state"])["step"])
-    assert len(steps) > 1  # it was killed in different places
-    assert subprocess.run(command, capture_output=True, **where).returncode == 0
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -2,20 +2,13 @@
 
 import json
 import math
-import os
-import random
-import signal
-import subprocess
 import sys
-import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 import ckd
@@ -496,69 +489,6 @@ def test_a_killed_run_has_the_same_memory_bank_and_replays_nothing(
     assert torch.equal(whole.embeddings(), resumed.embeddings())
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-
-
-def written_at(path):
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-
-class KilledRun:
-    """Processes of a resumed run, each of which SIGKILL ends at a random moment."""
-
-    def __init__(self, command, folder):
-        self.command = command
-        self.state = folder / "checkpoint" / "state.safetensors"
-        self.environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.random = random.Random(0)
-        self.steps = set()
-
-    def start(self, **streams):
-        folder = Path(ckd.__file__).parent
-        return subprocess.Popen(self.command, env=self.environment, cwd=folder, **streams)
-
-    def kill_once(self, while_starting):
-        """Kill it while it starts, or after the first checkpoint of this process."""
-        before = written_at(self.state)
-        process = self.start(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if while_starting:
-            time.sleep(self.random.uniform(1, 4))
-        else:
-            while process.poll() is None and written_at(self.state) == before:
-                time.sleep(0.002)
-            time.sleep(self.random.uniform(0, 0.2))
-        assert process.poll() is None, "the run ended before it was killed ten times"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if self.state.exists():
-            state = json.loads(safe_open(self.state, "np").metadata()["state"])
-            self.steps.add((state["stage"], state["step"]))
-
-    def finish(self):
-        process = self.start(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors[-2000:]
-        return output
-
-
-@pytest.mark.slow
-def test_killed_ten_times_and_resumed_it_ends_as_if_nobody_had_touched_it(
-    run, models_folder, files, tmp_path
-):
-    """SIGKILL at ten random moments; weights bit for bit, and the metrics but for the speed."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = run("ckd.py", *options(models_folder, files, whole, **RESUMED))
-    assert process.returncode == 0, process.stderr[-2000:]
-    resumed = options(models_folder, files, killed, resume=True, **RESUMED)
-    processes = KilledRun([sys.executable, "ckd.py", *resumed], killed)
-    for kill in range(10):
-        processes.kill_once(while_starting=kill % 3 == 0)
-    assert len(processes.steps) > 3  # it was killed in different places
-    processes.finish()
-    assert weights(killed) == weights(whole)
-    assert metrics(killed) == metrics(whole)
-    assert "after stage 2" in processes.finish()  # a run that is over says so again
-    assert weights(killed) == weights(whole)
-    assert metrics(killed) == metrics(whole)
 
 
 # ---- invalid input

@@ -255,6 +255,7 @@ def model_arguments(**options):
         other_teachers=[],
         teacher_weights=None,
         teacher_dtype="float32",
+        teacher_precision="fp32",
         dropout=None,
         device="cpu",
     )

@@ -3,11 +3,9 @@
 import gzip
 import io
 import math
-import os
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +208,7 @@ def tar_with_link(path, target):
 
 def test_tar_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    monkeypatch.setattr(common, "CACHE", cache)
+    monkeypatch.setattr(common.Cache, "folder", cache)
     good = tar_with(tmp_path / "good.tar", "STS/a.txt")
     folder = common.resolve(str(good))
     assert (folder / "STS" / "a.txt").read_text() == "text"
@@ -322,141 +320,6 @@ def test_encoding_in_any_order_gives_each_sentence_its_own_vector(models_folder)
     for sentence, vector in zip(sentences, vectors):
         (alone,) = common.encode_sentences(encoder, [sentence])
         assert np.abs(alone - vector).max() < 1e-5
-
-
-class Teacher:
-    """An encoder that counts the rows it encodes and can be interrupted."""
-
-    def __init__(self, encoder):
-        self.encoder = encoder
-        self.calls = []
-        self.interrupt_at = None
-
-    def __call__(self, input_ids, attention_mask):
-        self.calls.append(len(input_ids))
-        if len(self.calls) == self.interrupt_at:
-            raise KeyboardInterrupt
-        return self.encoder(input_ids, attention_mask)
-
-
-def test_teacher_embeddings_are_made_once_and_never_half(models_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    encoder = load_encoder(models_folder / "mean").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
-    counting.interrupt_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        common.teacher_embeddings(encoder, tokens, "cpu", counting)
-    assert not list(tmp_path.glob("*.npy"))
-
-    counting.interrupt_at = None
-    counting.calls.clear()
-    first = common.teacher_embeddings(encoder, tokens, "cpu", counting)
-    assert sum(counting.calls) == 400
-    assert isinstance(first.array, np.memmap)
-    assert np.array_equal(first.array, common.encode(encoder, tokens, "cpu"))
-    again = common.teacher_embeddings(encoder, tokens, "cpu", counting)
-    assert sum(counting.calls) == 400
-    assert np.array_equal(first.array, again.array)
-
-
-def test_teacher_embeddings_continue_where_a_crash_left_them(models_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    monkeypatch.setattr(common, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
-    encoder = load_encoder(models_folder / "mean").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
-    counting.interrupt_at = 3
-    with pytest.raises(KeyboardInterrupt):
-        common.teacher_embeddings(encoder, tokens, "cpu", counting)
-    done = sum(counting.calls[:2])
-    assert 0 < done < 400
-
-    counting.interrupt_at = None
-    counting.calls.clear()
-    targets = common.teacher_embeddings(encoder, tokens, "cpu", counting)
-    assert sum(counting.calls) == 400 - done
-    assert np.array_equal(targets.array, common.encode(encoder, tokens, "cpu"))
-    assert not list(tmp_path.glob("*.partial"))
-    assert not list(tmp_path.glob("*.progress"))
-
-
-def test_two_runs_at_once_do_not_write_one_file(models_folder, tmp_path, monkeypatch):
-    """While another one writes the partial file, which its lock shows, it stays as it is."""
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    encoder = load_encoder(models_folder / "mean").eval()
-    tokens = common.Tokens(encoder, demo.sentences(40))
-    name = f"teacher-{common.embeddings_key(encoder, tokens, '')}"
-    partial = write(tmp_path / f"{name}.partial", "another run's")
-    with open(tmp_path / f"{name}.lock", "w") as lock:
-        assert common.lock_file(lock)
-        targets = common.teacher_embeddings(encoder, tokens, "cpu")
-    assert np.array_equal(targets.array, common.encode(encoder, tokens, "cpu"))
-    assert partial.read_text() == "another run's"
-
-
-def test_teacher_embeddings_have_a_file_each_for_all_they_depend_on(
-    models_folder, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    encoder = load_encoder(models_folder / "mean").eval()
-    tokens = common.Tokens(encoder, demo.sentences(20))
-    shorter = common.Tokens(encoder, demo.sentences(20), 5)
-    common.teacher_embeddings(encoder, tokens, "cpu")
-    common.teacher_embeddings(encoder, shorter, "cpu")
-    common.teacher_embeddings(encoder, tokens, "cpu", what="something else is read off it")
-    common.teacher_embeddings(encoder, tokens, "cpu", dtype="float16")
-    encoder.pooling = "cls"
-    common.teacher_embeddings(encoder, tokens, "cpu")
-    with torch.no_grad():
-        encoder.model.embeddings.word_embeddings.weight[5] += 1
-    common.teacher_embeddings(encoder, tokens, "cpu")
-    assert len(list(tmp_path.glob("*.npy"))) == 6
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_teacher_embeddings_are_read_by_row(models_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    encoder = load_encoder(models_folder / "wide").eval()
-    sentences = demo.sentences(10)
-    targets = common.teacher_embeddings(encoder, common.Tokens(encoder, sentences), "cpu")
-    assert (len(targets), targets.dimension) == (10, 48)
-    rows = targets[np.array([7, 2, 2])]
-    expected = common.encode_sentences(encoder, sentences)[[7, 2, 2]]
-    assert torch.equal(rows, torch.from_numpy(expected))
-
-
-def test_teacher_embeddings_in_half_precision_are_half_as_large(
-    models_folder, tmp_path, monkeypatch
-):
-    """They are given back as float32. A crash in between changes nothing."""
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    monkeypatch.setattr(common, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
-    encoder = load_encoder(models_folder / "wide").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
-    counting.interrupt_at = 3
-    with pytest.raises(KeyboardInterrupt):
-        common.teacher_embeddings(encoder, tokens, "cpu", counting, dtype="float16")
-    counting.interrupt_at = None
-    half = common.teacher_embeddings(encoder, tokens, "cpu", counting, dtype="float16")
-    full = common.teacher_embeddings(encoder, tokens, "cpu")
-    assert half.array.nbytes * 2 == full.array.nbytes
-    rows = np.array([7, 2, 2])
-    assert half[rows].dtype == full[rows].dtype == torch.float32
-    assert torch.equal(half[rows], full[rows].half().float())
-    assert not torch.equal(half[rows], full[rows])
-
-
-def test_what_a_crash_left_a_day_ago_is_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "CACHE", tmp_path)
-    old = write(tmp_path / "teacher-a.1.partial", "old")
-    new = write(tmp_path / "teacher-b.2.partial", "new")
-    yesterday = time.time() - common.PARTIAL_FILES_EXPIRE - 60
-    os.utime(old, (yesterday, yesterday))
-    common.delete_old_partial_files()
-    assert not old.exists()
-    assert new.exists()
 
 
 # ---- scores

@@ -2,12 +2,7 @@
 
 import json
 import math
-import os
-import random
-import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -401,43 +396,6 @@ def test_a_few_steps_raise_the_real_students_score(run, tmp_path):
             _, name, _, score, _ = line.split("|")
             test[name.strip()] = float(score)
     assert test["student after"] > test["student before"] + 1, test
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_it_ends_like_a_run_without_interruption(
-    run, models_folder, files, tmp_path
-):
-    """SIGKILL at random moments: the same best student bit for bit, the same lines."""
-    more = ("--max-steps", 40, "--eval-steps", 2)
-    whole = run("distilface.py", *options(models_folder, files, tmp_path / "whole", *more))
-    assert whole.returncode == 0, whole.stderr[-2000:]
-    killed = [*options(models_folder, files, tmp_path / "killed", *more), "--resume"]
-    command = [sys.executable, "distilface.py", *map(str, killed)]
-    where = dict(
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=os.path.dirname(distilface.__file__)
-    )
-    state = tmp_path / "killed" / "checkpoint" / "state.safetensors"
-
-    def written():
-        return state.stat().st_mtime_ns if state.exists() else 0
-
-    moment = random.Random(0)
-    for _ in range(4):
-        before = written()
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where
-        )
-        while process.poll() is None and written() == before:
-            time.sleep(0.002)
-        time.sleep(moment.uniform(0, 0.1))
-        assert process.poll() is None, "the run ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    again = subprocess.run(command, capture_output=True, text=True, **where)
-    assert again.returncode == 0, again.stderr[-2000:]
-    weights = [tmp_path / name / "model.safetensors" for name in ("whole", "killed")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from torch.distributed import TCPStore
 import ckd
 import common
 import distilface
-from support import demo, distributed, retrieval_training
+from support import cache, demo, distributed
 from support import run as run_module
 from support.encoder import load_encoder
 from support.run import Step
@@ -118,7 +118,7 @@ def run_script(name, options, cache, killed=None):
 
     killed: (rank, step), the process that SIGKILL ends in the middle of a step.
     """
-    common.CACHE = retrieval_training.CACHE = Path(cache)
+    common.Cache.folder = Path(cache)
     run_module.LOG_STEPS = 1
     write = run_module.Run.checkpoint
 
@@ -428,8 +428,8 @@ def test_torchrun_on_two_hosts(data, one_process, tmp_path):
 
 def compute_embeddings(folder, model, sentences, interrupt_at=None):
     """The teacher's, in folder/cache; folder/RANK says how many batches a process has computed."""
-    common.CACHE = folder / "cache"
-    common.SECONDS_BETWEEN_SAVES = -1  # after every batch
+    common.Cache.folder = folder / "cache"
+    cache.SECONDS_BETWEEN_SAVES = -1  # after every batch
     teacher = load_encoder(model).eval()
     computed = folder / str(distributed.rank())
 
@@ -441,7 +441,7 @@ def compute_embeddings(folder, model, sentences, interrupt_at=None):
         return teacher(input_ids, attention_mask)
 
     tokens = common.Tokens(teacher, sentences)
-    common.teacher_embeddings(teacher, tokens, "cpu", encode_batch)
+    cache.teacher_embeddings(teacher, tokens, "cpu", encode_batch)
 
 
 def share_embeddings(*arguments):
@@ -454,8 +454,8 @@ def test_teacher_embeddings_are_shared_and_continue_after_a_crash(
     models_folder, tmp_path, monkeypatch
 ):
     """The same bytes as one process writes, each batch computed once."""
-    for name in ("CACHE", "SECONDS_BETWEEN_SAVES"):
-        monkeypatch.setattr(common, name, getattr(common, name))  # and undo what follows
+    for owner, name in ((common.Cache, "folder"), (cache, "SECONDS_BETWEEN_SAVES")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # and undo what follows
     sentences = demo.sentences(1000)
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()

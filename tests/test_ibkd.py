@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +10,6 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import ModelCard
-from safetensors import safe_open
 from test_retrieval import training_folder
 
 import common
@@ -551,38 +546,6 @@ def test_a_dozen_steps_improve_the_real_student(run, teacher, tmp_path):
     table = table_rows(process.stdout)
     after = float(table["student after stage 1"][1])
     assert after > float(table["student before"][1]) + 5
-
-
-def changed_at(path):
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_it_ends_as_if_never_interrupted(run, models_folder, files, tmp_path):
-    """SIGKILL at four moments, over both stages, with a projection: weights bit for bit."""
-    more = ("--student", models_folder / "bert", "--dim", 16, "--eval-steps", 2)
-    whole = run("ibkd.py", *options(models_folder, files, tmp_path / "whole", "wide", *more))
-    assert whole.returncode == 0, whole.stderr[-2000:]
-    arguments = options(models_folder, files, tmp_path / "killed", "wide", *more, "--resume")
-    command = [sys.executable, "ibkd.py", *map(str, arguments)]
-    where = dict(env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=os.path.dirname(ibkd.__file__))
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    state = tmp_path / "killed" / "checkpoint" / "state.safetensors"
-    stages = set()
-    for kill in range(4):
-        before = changed_at(state)
-        process = subprocess.Popen(command, **quiet, **where)
-        while process.poll() is None and changed_at(state) == before:
-            time.sleep(0.002)
-        time.sleep(0.25 * kill)
-        assert process.poll() is None, "the run ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        stages.add(json.loads(safe_open(state, "np").metadata()["state"])["stage"])
-    assert "distill" in stages
-    assert subprocess.run(command, capture_output=True, **where).returncode == 0
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -7,15 +7,13 @@ The disk is full by a real limit (RLIMIT_FSIZE), by a real small disk, or it is 
 import contextlib
 import io
 import os
-import resource
 import signal
 import stat
-import subprocess
 import tarfile
 
 import numpy as np
 import pytest
-from processes import SCRIPTS, metrics, result, small_run
+from processes import SCRIPTS, largest_file, metrics, result, small_run
 
 import analyze
 import common
@@ -30,36 +28,6 @@ from support.run import Run
 pytestmark = pytest.mark.slow
 FULL = "/dev/full"
 FILE_SIZES = (0, 100, 1000, 5000, 20_000, 100_000)  # bytes; a small model has 200 kB
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    """The system refuses to write a longer file, also to libraries."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """small_disk(megabytes) -> a folder that takes no more."""
-    mounted = []
-
-    def make(megabytes):
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", folder]
-        if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-            pytest.skip("this machine lets the tests mount no file system")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def content(folder):
@@ -239,7 +207,7 @@ def test_reports_and_figures_are_written_whole_or_not_at_all(tmp_path):
 
 def test_the_cache_without_room(models_folder, tmp_path, monkeypatch):
     """Neither a tar file nor embeddings are taken for whole when they are not."""
-    monkeypatch.setattr(common, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(common.Cache, "folder", tmp_path / "cache")
     with tarfile.open(tmp_path / "data.tar", "w") as archive:
         info = tarfile.TarInfo("STS/a.txt")
         info.size = 50_000
@@ -248,14 +216,6 @@ def test_the_cache_without_room(models_folder, tmp_path, monkeypatch):
         common.resolve(tmp_path / "data.tar")
     assert content(tmp_path / "cache") == {}
     assert (common.resolve(tmp_path / "data.tar") / "STS" / "a.txt").stat().st_size == 50_000
-
-
-def test_a_memory_map_has_its_room_before_it_is_written(small_disk):
-    """On a full disk, writing into a hole of a file would kill the process (SIGBUS)."""
-    disk = small_disk(megabytes=1)
-    store = common.ArrayOnDisk(disk / "a.partial")
-    with pytest.raises(OSError, match="No space left"):
-        store.write(np.arange(10), np.ones((10, 1000), np.float32), total=10_000)
 
 
 def test_negatives_are_written_whole_or_not_at_all(tmp_path):
@@ -292,6 +252,30 @@ def test_sigterm_and_ctrl_c_end_a_step_and_the_run_goes_on_bit_by_bit(
         assert sum("error" in line for line in process.errors) == 1
     assert processes.run(script, *options).returncode == 0
     assert result(folder) == untouched(script)
+
+
+@pytest.mark.parametrize("stage", ["teacher", "student"])
+def test_ctrl_c_behind_the_last_step_of_a_stage_is_not_lost(
+    call_main, monkeypatch, untouched, models_folder, files, tmp_path, stage
+):
+    """While its checkpoint is written, when the step has asked for signals already."""
+    options = (*small_run("dse", models_folder, files), "--output", tmp_path / "out", "--resume")
+    log = untouched("dse")[1]
+    last_step = max(line["step"] for line in log if line["stage"] == stage)
+    checkpoint = Run.checkpoint
+
+    def then_ctrl_c(run, *arguments):
+        checkpoint(run, *arguments)
+        if (run.state["stage"], run.state["step"]) == (stage, last_step):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "checkpoint", then_ctrl_c)
+        with pytest.raises(KeyboardInterrupt) as error:
+            call_main(dse, *options)
+    assert error.value.status == 130
+    call_main(dse, *options)
+    assert result(tmp_path / "out") == untouched("dse")
 
 
 def test_two_runs_do_not_write_into_one_folder(

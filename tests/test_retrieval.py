@@ -413,7 +413,7 @@ def training_data(tmp_path):
 
 def test_hard_negatives_are_mined_once(training_data, monkeypatch, tmp_path):
     """Once for the same embeddings, labels, similarity and count; else again."""
-    monkeypatch.setattr(retrieval_training, "CACHE", tmp_path)
+    monkeypatch.setattr(common.Cache, "folder", tmp_path)
     _, data = training_data
     vectors = np.random.default_rng(0).normal(size=(60 + len(data.names), 8)).astype(np.float32)
     find = retrieval_training.cached_negatives

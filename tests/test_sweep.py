@@ -1,8 +1,6 @@
 """sweep.py, most of it with a script that trains nothing, then with distilface.py."""
 
 import json
-import os
-import random
 import signal
 import statistics
 import subprocess
@@ -309,70 +307,3 @@ def test_a_sweep_that_is_killed_takes_its_script_with_it(script, tmp_path):
     while Path(f"/proc/{child}").exists():
         assert time.monotonic() < deadline, "the script runs on"
         time.sleep(0.02)
-
-
-# ---- with distilface.py
-
-
-def metrics(folder):
-    entries = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        entry.pop("sentences_per_second", None)
-        entry.pop("peak_memory_mb", None)
-        entries.append(entry)
-    return entries
-
-
-@pytest.mark.slow
-def test_killed_and_continued_it_ends_like_a_sweep_without_interruption(
-    run, models_folder, files, tmp_path
-):
-    """SIGKILL at random moments: the same lines and the same students, bit for bit."""
-    training = (
-        *("--student", models_folder / "bert", "--train", files / "sentences.txt"),
-        *("--dev", files / "dev.tsv", "--batch-size", 32, "--max-steps", 12, "--eval-steps", 2),
-    )
-
-    def command(name):
-        settings = "lr=1e-3,1e38 pooling=avg,max_last2"
-        folder = ("--output", tmp_path / name, "--keep", "best")
-        return ["distilface.py", settings, *folder, "--", *training]
-
-    whole = run("sweep.py", *command("whole"))
-    assert whole.returncode == 0, whole.stderr[-2000:]
-    errors = {entry["name"]: entry["error"] for entry in lines(tmp_path / "whole")}
-    assert len(errors) == 4
-    assert "the loss is nan" in errors["lr=1e38,pooling=avg"]
-    assert errors["lr=1e-3,pooling=max_last2"] is None
-
-    moment = random.Random(0)
-    for _ in range(3):
-        begin = time.time()
-        process = subprocess.Popen(
-            [sys.executable, "sweep.py", *map(str, command("killed"))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            cwd=os.path.dirname(sweep.__file__),
-            start_new_session=True,  # the script is in its process group
-        )
-        pattern = "killed/*/metrics.jsonl"
-        while not any(path.stat().st_mtime > begin for path in tmp_path.glob(pattern)):
-            assert process.poll() is None, "the sweep ended before it was killed"
-            time.sleep(0.002)
-        time.sleep(moment.uniform(0, 0.2))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    again = run("sweep.py", *command("killed"))
-    assert again.returncode == 0, again.stderr[-2000:]
-    assert again.stdout == whole.stdout.replace("/whole/", "/killed/")
-    students = [list((tmp_path / name).glob("*/model.safetensors")) for name in ("whole", "killed")]
-    (expected,), (found,) = students
-    assert found.parent.name == expected.parent.name
-    assert found.read_bytes() == expected.read_bytes()
-    for name in errors:
-        assert metrics(tmp_path / "killed" / name) == metrics(tmp_path / "whole" / name)
-    for expected, found in zip(lines(tmp_path / "whole"), lines(tmp_path / "killed")):
-        for key in ("name", "setting", "dev", "step"):
-            assert found[key] == expected[key]
