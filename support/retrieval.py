@@ -226,6 +226,7 @@ def passages(beir, size=CHUNK):
 # Exact search
 # --------------------------------------------------------------------------------------------------
 
+BLOCK = 16  # scores
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 
@@ -236,7 +237,7 @@ def in_order_of_floats(bits):
 
 
 def ranking_keys(scores, numbers):
-    """float32 scores [Q, n], passage numbers [n] -> int64 keys [Q, n], no two of a query equal.
+    """float32 scores [Q, n], passage numbers [n] or [Q, n] -> int64 keys [Q, n], unequal in a row.
 
     A higher score has a higher key, and of equal scores the lower number has it.
     """
@@ -250,6 +251,20 @@ def read_keys(keys):
     return bits.view(torch.float32), UINT32_MAX - (keys & UINT32_MAX)
 
 
+def blocks_with_the_best(scores, depth):
+    """Scores [Q, n] -> positions [Q, m], among which are those of the `depth` best of each query.
+
+    Only `depth` of the blocks of BLOCK successive scores can contain them: those whose own best
+    are highest, of equal ones the first. Of each other block, `depth` scores rank before its best.
+    """
+    blocks = scores[:, : len(scores[0]) // BLOCK * BLOCK].unflatten(1, (-1, BLOCK))
+    block_numbers = torch.arange(blocks.shape[1], device=scores.device)
+    best = ranking_keys(blocks.amax(dim=2), block_numbers).topk(depth).indices
+    inside = best[..., None] * BLOCK + torch.arange(BLOCK, device=scores.device)
+    rest = torch.arange(blocks.shape[1] * BLOCK, scores.shape[1], device=scores.device)
+    return torch.cat([inside.flatten(1), rest.expand(len(scores), -1)], dim=1)
+
+
 def search(queries, chunks, depth, memory, device="cpu"):
     """The `depth` passages most similar to each query, found exactly and in bounded memory.
 
@@ -261,13 +276,18 @@ def search(queries, chunks, depth, memory, device="cpu"):
     start = 0
     for chunk in chunks:
         chunk = chunk.to(device)
-        numbers = start + torch.arange(len(chunk), device=device)
         queries_at_a_time = max(1, int(memory / (BYTES_PER_SCORE * (len(chunk) + depth))))
         kept = []
         for i in range(0, len(queries), queries_at_a_time):
             block = slice(i, i + queries_at_a_time)
-            new = ranking_keys(queries[block].to(device) @ chunk.T, numbers)
-            keys = torch.cat([best[block].to(device), new], dim=1)
+            scores = queries[block].to(device) @ chunk.T
+            if len(chunk) > 2 * BLOCK * depth:
+                positions = blocks_with_the_best(scores, depth)
+                scores = scores.gather(1, positions)
+            else:
+                positions = torch.arange(len(chunk), device=device)
+            keys = ranking_keys(scores, start + positions)
+            keys = torch.cat([best[block].to(device), keys], dim=1)
             kept.append(keys.topk(min(depth, keys.shape[1])).values.cpu())
         best = torch.cat(kept)
         start += len(chunk)

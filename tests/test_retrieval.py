@@ -93,6 +93,22 @@ def test_of_equal_scores_the_first_passage_wins_whatever_the_chunks(size):
         assert values == [exact[i] for i in numbers]
 
 
+@pytest.mark.parametrize("size", [300, 307, 1000])
+@pytest.mark.parametrize("depth", [1, 3, 9])
+def test_blocks_without_the_best_are_left_out_of_long_chunks(size, depth):
+    """Many ties, also at the borders of blocks and chunks."""
+    random = np.random.default_rng(depth)
+    passages = torch.tensor(random.integers(-2, 3, (1000, 4)), dtype=torch.float32)
+    passages[[0, 15, 16, 299, 300, 306, 999]] = 3.0
+    queries = torch.tensor(random.integers(-2, 3, (50, 4)), dtype=torch.float32)
+    assert size > 2 * retrieval.BLOCK * depth
+    scores, found = retrieval.search(queries, passages.split(size), depth, 1e6)
+    exact = (queries.double() @ passages.double().T).numpy()
+    for row, numbers, values in zip(exact, found.tolist(), scores.tolist()):
+        assert numbers == sorted(range(1000), key=lambda i: (-row[i], i))[:depth]
+        assert values == [row[i] for i in numbers]
+
+
 def test_fewer_passages_than_asked_for():
     _, found = retrieval.search(unit_rows(3, 8, 1), [unit_rows(5, 8, 2)], 1000, 1e6)
     assert found.shape == (3, 5)
