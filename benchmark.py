@@ -14,7 +14,7 @@ the largest. The limit is the speed of the model's matrix products alone: produc
 shapes, forward and backward, timed in the same rounds. Seconds differ from machine to machine,
 ratios hardly.
 
-  python benchmark.py                              all of it, half an hour on two cores
+  python benchmark.py                              all of it, some ten minutes on two cores
   python benchmark.py --only encode,search
   python benchmark.py --only growth --figure figures/growth.png
   python benchmark.py --only dse --random-weights bert-large      DSE's own shapes, for times alone
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -213,7 +214,10 @@ def their_training(args, sentences, targets, folder):
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-    from sentence_transformers.losses import MSELoss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its place changes with the version
+        from sentence_transformers.losses import MSELoss
 
     load_encoder(args.teacher, layers=args.student_layers).save(Path(folder) / "student")
     model = SentenceTransformer(str(Path(folder) / "student"), device=args.device)
@@ -230,6 +234,7 @@ def their_training(args, sentences, targets, folder):
         use_cpu=args.device == "cpu",
     )
     trainer = SentenceTransformerTrainer(model, arguments, data, loss=MSELoss(model))
+    trainer.remove_callback(transformers.PrinterCallback)
     return len(sentences) / trainer.train().metrics["train_runtime"]
 
 

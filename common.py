@@ -37,6 +37,8 @@ HUB_DATA = "princeton-nlp/datasets-for-simcse"
 HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
 
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # \ud83d alone is no text; \ud83d\ude00 is
+LONGEST_MESSAGE = 1000  # characters, of an error that quotes what it found
+LONGEST_INT = 100  # digits
 LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
 TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
 STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
@@ -59,7 +61,13 @@ class Cache:
 
 
 class DataError(Exception):
-    """Invalid input. The message is the one line that the user sees."""
+    """Invalid input. The message is the one line that the user sees, shortened in its middle."""
+
+    def __init__(self, message):
+        if len(message) > LONGEST_MESSAGE:
+            half = LONGEST_MESSAGE // 2
+            message = f"{message[:half]} ... {message[-half:]}"
+        super().__init__(message)
 
 
 class WriteError(DataError):
@@ -227,7 +235,7 @@ def read_lines(path):
 def parse_json(text, kind=dict):
     """JSON -> its content, which is of this type. Raises ValueError that says what is wrong."""
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=parse_int)
         if HALF_CHARACTER.search(text):
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
@@ -238,6 +246,13 @@ def parse_json(text, kind=dict):
         expected = {dict: "an object", list: "a list"}[kind]
         raise ValueError(f"{text[:40]!r} is not {expected}")
     return content
+
+
+def parse_int(digits):
+    """Digits in JSON -> int. Raises ValueError if it would be longer than a float can be."""
+    if len(digits) > LONGEST_INT:
+        raise ValueError(f"{digits[:LONGEST_INT]}... is too long for a number")
+    return int(digits)
 
 
 def read_columns(path, names, at=None):
@@ -495,9 +510,7 @@ def unpack(tar):
     folder = Cache.folder / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
     if folder.exists():
         return folder
-    advice = (
-        "it is the cache, whose place --cache-dir or XDG_CACHE_HOME decides; nothing was unpacked"
-    )
+    advice = "it is the cache, whose place XDG_CACHE_HOME decides; nothing was unpacked"
     with writing(Cache.folder, advice):
         Cache.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=Cache.folder) as partial:

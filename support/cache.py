@@ -1,7 +1,7 @@
 """The cache: what a frozen teacher says of the training sentences, computed once for all runs.
 
 Each file is a .npy array that ends in the sha256 of all before it. It is written under another
-name, replaced when it is complete, and read only if its checksum is right. Beyond --cache-limit,
+name, renamed when it is complete, and read only if its checksum is right. Beyond --cache-limit,
 what was not used for longest is removed.
 """
 

@@ -186,6 +186,22 @@ def test_a_year_of_sts_without_as_many_sentences_as_scores_is_refused(tmp_path):
         common.read_sts_year(tmp_path)
 
 
+def test_an_error_that_quotes_a_long_text_stays_short(tmp_path):
+    """Found by fuzzing: a line of 100,000 characters."""
+    with pytest.raises(DataError) as error:
+        common.read_pairs(write(tmp_path / ("a" * 200), "text\n"), ("x" * 50_000, "y" * 50_000))
+    assert len(str(error.value)) < 1100
+    assert f"{'a' * 200}:1: 1 tab-separated columns, expected xxx" in str(error.value)
+    assert str(error.value).endswith("yyy")
+
+
+def test_a_number_longer_than_any_float_is_refused():
+    assert common.parse_json('{"a": -12345678901234567890}') == {"a": -12345678901234567890}
+    for digits in ("9" * 101, "-" + "9" * 400):
+        with pytest.raises(ValueError, match="9... is too long for a number"):
+            common.parse_json(f'{{"a": {digits}}}')
+
+
 # ---- resolve
 
 
