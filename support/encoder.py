@@ -32,6 +32,7 @@ ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU"
 MODULES = "sentence_transformers.models"
 JOINS = ("mean", "max", "concat")  # of layers
 SHORTEST_INPUT = 3  # tokens: [CLS], one of the sentence, [SEP]
+LONGEST_PLACE = 200  # characters, of a module's folder
 LARGEST_JSON = 2**24  # bytes
 # SentenceTransformer has no module that joins layers by a maximum or side by side. It must refuse
 # such a folder instead of taking a mean, so its type is a module that does not exist.
@@ -274,9 +275,9 @@ def read_json(path, default=None, kind=dict):
 
     Raises DataError.
     """
-    if not path.exists():
-        return default
     try:
+        if not path.exists():
+            return default
         if not path.is_file() or path.stat().st_size > LARGEST_JSON:
             raise ValueError(f"not a file of {LARGEST_JSON:,} bytes or less")
         return parse_json(path.read_text("utf-8"), kind)
@@ -448,7 +449,8 @@ def read_entries(path):
         if not known or (number == 0) != (kind.split(".")[-1] == "Transformer"):
             expected = "a module of sentence-transformers, the Transformer first"
             raise DataError(f"{path}: entry {number} is a {kind[:60]}, expected {expected}")
-        if Path(place).is_absolute() or ".." in Path(place).parts:
+        is_outside = Path(place).is_absolute() or ".." in Path(place).parts
+        if is_outside or len(place) > LONGEST_PLACE:
             raise DataError(f"{path}: path {place[:40]!r}, expected a folder beside the file")
     return entries
 

@@ -276,6 +276,7 @@ def test_modules_of_somebody_else_are_refused(models_folder, tmp_path):
         (1, {"type": "own_code.Pooling"}, "entry 1 is a own_code.Pooling"),
         (2, {"path": "../../2_Dense"}, "expected a folder beside the file"),
         (2, {"path": "/etc"}, "expected a folder beside the file"),
+        (1, {"path": "9" * 5000}, "expected a folder beside the file"),
         (1, {"pooling": {"layers": [], "join": "mean", "skip_first_token": False}}, "pooling"),
         (1, {"pooling": {"layers": [-1], "join": "mean", "skip_first_token": False}}, "pooling"),
         (1, {"pooling": {"layers": [1], "join": "sum", "skip_first_token": False}}, "pooling"),
