@@ -26,6 +26,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 READ_BYTES = 2**20
 
 in_use = set()  # the files that this process has read or written
+complaints = []  # the errors of files that it could not write
 
 
 # --------------------------------------------------------------------------------------------------
@@ -293,5 +294,7 @@ def delete_old_partial_files():
 
 
 def say_without_cache(error):
-    """error: a WriteError of the cache."""
-    distributed.note(f"{error.problem}, or --cache-dir; it goes on without the cache")
+    """Once for all files of this process. error: a WriteError of the cache."""
+    if not complaints:
+        distributed.note(f"{error.problem}, or --cache-dir; it goes on without the cache")
+    complaints.append(error)

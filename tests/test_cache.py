@@ -22,6 +22,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(Cache, "folder", tmp_path)
     monkeypatch.setattr(Cache, "limit", None)
     monkeypatch.setattr(cache, "in_use", set())
+    monkeypatch.setattr(cache, "complaints", [])
 
 
 def write(path, text):
@@ -227,13 +228,11 @@ def test_a_cache_that_nobody_may_write(models_folder, tmp_path, capfd):
     targets = cache.teacher_embeddings(encoder, tokens, "cpu")
     assert np.array_equal(targets.array, common.encode(encoder, tokens, "cpu"))
     cache.save_array(Cache.folder / "negatives.npy", np.arange(3))
-    lines = [line for line in capfd.readouterr().err.splitlines() if "without" in line]
-    assert len(lines) == 2
-    for line in lines:
-        assert line.endswith(
-            ".npy: Not a directory, expected a file that can be written, or --cache-dir; "
-            "it goes on without the cache"
-        )
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "without" in line]
+    assert line.endswith(
+        ".npy: Not a directory, expected a file that can be written, or --cache-dir; "
+        "it goes on without the cache"
+    )
 
 
 def test_negatives_that_find_no_room_leave_nothing(tmp_path, capfd):
