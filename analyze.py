@@ -79,6 +79,7 @@ POINTS = dict(s=6, color="#0072B2", alpha=0.35, linewidths=0)
 NEAR_POINTS = dict(s=9, color="#D55E00", alpha=0.5, linewidths=0, marker="^")
 STYLE = {
     "font.size": 9,
+    "text.parse_math": False,  # a $ in a model's name is a $
     "axes.titlesize": 9,
     "legend.fontsize": 8,
     "axes.spines.top": False,
@@ -240,7 +241,10 @@ def covariance(encoders, sentences, plt, dimensions=DIMENSIONS_DRAWN):
     numbers = {}
     ticks = range(0, dimensions, 5)
     for (name, encoder), axes in zip(encoders.items(), row):
-        matrix = np.abs(np.corrcoef(unit_vectors(encoder, sentences), rowvar=False))
+        vectors = unit_vectors(encoder, sentences)
+        if vectors.shape[1] < 2:
+            raise DataError(f"{name}: embeddings of one dimension, expected two or more to compare")
+        matrix = np.abs(np.corrcoef(vectors, rowvar=False))
         off_diagonal = matrix[~np.eye(len(matrix), dtype=bool)]
         mean = float(off_diagonal.mean())
         numbers[name] = {

@@ -40,7 +40,6 @@ Stage 2 of DistilCSE or IBKD is ckd.py or ibkd.py with --stage finetune --studen
   python baselines.py --method skd --demo                                 two minutes on a CPU
 """
 
-import argparse
 import math
 from functools import partial
 from typing import NamedTuple
@@ -481,9 +480,11 @@ def make_projection(encoder, targets, dimension, sentences, args):
         alignment = align_by_sample(targets, encoder, sentences, args.seed)
         projection = aligned_projection(torch.from_numpy(alignment.matrix))
         return projection.requires_grad_(args.align == "projection")
-    wanted = args.projection or args.keep_projection or args.method in PROJECTED
+    is_projected = isinstance(targets, ProjectedEmbeddings)
+    keeps_m = args.keep_projection and not is_projected  # otherwise it keeps A of the targets
+    wanted = args.projection or keeps_m or args.method in PROJECTED
     if wanted or encoder.dimension != dimension:
-        if args.keep_projection:
+        if keeps_m:
             return nn.Linear(encoder.dimension, dimension, bias=False)
         return PROTOCOLS[args.protocol].projection(encoder.dimension, dimension)
     return nn.Identity()
@@ -526,7 +527,7 @@ def keep_projection(encoder, projection, targets):
 
 def chosen_protocol():
     """The name of the protocol that --method and --protocol say; the first where they do not."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = ArgumentParser("", add_help=False)
     parser.add_argument("--method")
     parser.add_argument("--protocol")
     chosen, _ = parser.parse_known_args()
@@ -644,6 +645,8 @@ def check_settings(teachers, sentences, args):
         raise DataError("one sentence to train on, expected 2 or more, which can differ")
     if args.align and args.method != "kd":
         raise DataError(f"--align: expected --method kd, not {args.method}")
+    if args.align == "targets" and args.projection:
+        raise DataError("--projection: expected without --align, whose targets need none")
     if args.align == "targets" and args.head != "none":
         raise DataError(f"--align: expected --head none, not {args.head}, as it needs no head")
 

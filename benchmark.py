@@ -43,6 +43,7 @@ from common import (
     DataError,
     Tokens,
     batches,
+    check_target,
     encode,
     encode_sentences,
     read_sentences,
@@ -84,6 +85,7 @@ SEARCH_MEMORY = 2**30  # bytes
 CHUNK = 20_000  # vectors
 FORWARD_AND_BACKWARD = 3  # matrix products for one of the forward pass
 PEAK_FLOPS = {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12}  # of an H100, dense, for --device cuda
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 GROWTH = (10_000, 40_000, 160_000)  # sentences
 TINY = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
@@ -137,8 +139,8 @@ def product_shapes(model, rows, length):
     """
     config = model.config
     shapes = []
-    for module in model.encoder.modules():
-        if isinstance(module, torch.nn.Linear):
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.startswith("pooler"):
             shapes.append((1, rows * length, module.in_features, module.out_features))
     heads = config.num_attention_heads
     size = config.hidden_size // heads
@@ -394,10 +396,14 @@ def save_random_model(shape, folder):
     else:
         expected = "bert-large, or a folder with a config.json"
         raise DataError(f"--random-weights {shape}: no such shape, expected {expected}")
-    if config.vocab_size < len(tokenizer):
-        found = f"a vocabulary of {config.vocab_size}"
+    vocabulary = getattr(config, "vocab_size", 0)
+    if vocabulary < len(tokenizer):
+        found = f"a vocabulary of {vocabulary}"
         raise DataError(f"{shape}: {found}, expected {len(tokenizer)} or more, as BERT's")
-    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    try:
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
+    except Exception as error:  # of many kinds, by what is wrong with the shape
+        raise DataError(f"{shape}: {' '.join(str(error).split())[:150]}") from None
     tokenizer.save_pretrained(folder)
 
 
@@ -580,7 +586,13 @@ def check_parts(args):
             raise DataError(f"--only {part}: expected what it compares with: pip install {names}")
     if args.random_weights and args.only != ["dse"]:
         raise DataError("--random-weights: expected --only dse with it, for times alone")
-    if args.sentences < args.batch_size:
+    if args.figure and "growth" not in args.only:
+        raise DataError("--figure: expected --only growth with it")
+    if args.figure and Path(args.figure).suffix.lower() not in FIGURE_FORMATS:
+        raise DataError(f"--figure {args.figure}: expected {', '.join(FIGURE_FORMATS)}")
+    if args.figure:
+        check_target(args.figure)
+    if args.sentences < max(2, args.batch_size):
         raise DataError(f"--sentences {args.sentences}: expected a batch, {args.batch_size}")
 
 

@@ -419,7 +419,7 @@ def resolve(name, model=False):
         path = minilm_from_pip() or path
     if not path.exists():
         path = download(name, model)
-    return unpack(path) if path.suffix == ".tar" else path
+    return unpack(path) if path.suffix == ".tar" and path.is_file() else path
 
 
 def download(name, model):

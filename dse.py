@@ -297,6 +297,9 @@ def distill(student, first, second, targets, labels, evaluation, run, args):
         step.log(loss=loss)
 
 
+NEW_OUTPUT = ("classifier", "pre_classifier", "score", "pooler")  # what fine-tuning begins with
+
+
 class CrossEncoder(nn.Module):
     """T of section 3.3: a classifier that reads both sentences of a pair, [CLS] y [SEP] z [SEP].
 
@@ -317,7 +320,9 @@ class CrossEncoder(nn.Module):
         kinds = " ".join(config.architectures or [])
         self.fresh = "SequenceClassification" not in kinds
         labels = outputs if self.fresh else config.num_labels
-        self.model = load(transformers.AutoModelForSequenceClassification, num_labels=labels)
+        kind = transformers.AutoModelForSequenceClassification
+        self.model, report = load(kind, num_labels=labels, output_loading_info=True)
+        check_weights(name, report["missing_keys"], self.fresh)
         self.tokenizer = load(transformers.AutoTokenizer)
         if not self.fresh and config.num_labels != outputs:
             found = f"a classifier of {config.num_labels} labels"
@@ -359,6 +364,14 @@ class CrossEncoder(nn.Module):
                 move_files(new, folder)
             finally:
                 shutil.rmtree(new, ignore_errors=True)
+
+
+def check_weights(name, missing, fresh):
+    """Raises DataError if weights are missing: of a plain encoder, others than its new output's."""
+    for key in sorted(missing):
+        is_output = any(part in NEW_OUTPUT for part in key.split("."))
+        if not (fresh and is_output):
+            raise DataError(f"{name}: its weights lack {key}, expected a complete model")
 
 
 def new_encoder(name, layers):

@@ -20,6 +20,7 @@ normalization), unless --pooling replaces that for all of them.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ TEST_SETS = (*STS_YEARS, "STS-B", "SICK-R")
 INPUT = "STS.input."  # how the name of a file of the STS tasks begins: sentences without scores
 GOLD = "STS.gs."  # the same for its scores
 GOLD_FOLDER = "STS2017.gs"  # of the release of STS-2017
+SCORE_RANGE = 0, 5  # of STS
 QUERIES_AT_ONCE = 1000  # rows of the matrix of cosines that is in memory
 
 
@@ -190,7 +192,6 @@ def parse_args():
         "--score-range",
         nargs=2,
         type=number(float, -(10**9), 10**9),
-        default=(0, 5),
         metavar=("LOW", "HIGH"),
         help="of the scores in --pairs; 0 5",
     )
@@ -203,11 +204,16 @@ def parse_args():
     add("--pooling", choices=POOLING_NAMES, help="read every model so, whatever its folder states")
     add("--student-layers", help="keep only these layers of every model, counted from 0: 1,3,5")
     args = parser.parse()
-    low, high = args.score_range
+    low, high = args.score_range or SCORE_RANGE
     if low >= high:
         raise DataError(f"--score-range {low:g} {high:g}: expected a lower one, then a higher one")
+    if args.score_range and not args.pairs:
+        raise DataError("--score-range: expected with --pairs")
+    args.score_range = low, high
     if args.sets and (args.pairs or args.translations or args.demo or args.split != "test"):
         raise DataError("--sets: expected with SentEval's test sets, and with no other data")
+    if sum(map(bool, (args.pairs, args.translations, args.demo))) > 1:
+        raise DataError("--pairs, --translations, --demo: expected one of them")
     return args
 
 
@@ -241,6 +247,10 @@ def main():
         encoder = load_encoder(name, args.pooling, layers=args.student_layers).to(args.device)
         row = f"{name} layers {args.student_layers}" if args.student_layers else name
         rows[row] = score(encoder, sets, title=name)
+        for title, value in rows[row].items():
+            if math.isnan(value):
+                expected = "similarities and scores that are not all equal"
+                raise DataError(f"{name}: no correlation for {title}, expected {expected}")
         report[row] = {measure: rows[row]} | describe(encoder)
     print(table(rows))
     write_report(args.json, report)

@@ -348,7 +348,7 @@ def accuracy(predicted, labels):
 def f1(predicted, labels):
     """[n], [n], class numbers of two classes -> of class 1, in percent."""
     hits = int(((predicted == 1) & (labels == 1)).sum())
-    return 200 * hits / int((predicted == 1).sum() + (labels == 1).sum())
+    return 200 * hits / max(1, int((predicted == 1).sum() + (labels == 1).sum()))
 
 
 def folds(labels, k, seed=SEED):

@@ -82,9 +82,9 @@ def read_options(script):
     Raises DataError if the script cannot be run so.
     """
     command = [sys.executable, script, "--help"]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
     usage = " ".join(process.stdout.split("\n\n")[0].split())  # one line, as before its wrapping
-    options = {name: bool(value) for name, value in re.findall(r"--([\w-]+)( [\w{])?", usage)}
+    options = {name: bool(value) for name, value in re.findall(r"--([\w-]+)( \[?[\w{])?", usage)}
     if not set(RESERVED) <= set(options):
         expected = "a training script with --output, --resume and --overwrite"
         raise DataError(f"{script}: expected {expected}")
@@ -106,6 +106,8 @@ def check_options(script, setting, arguments):
         name = word.removeprefix("--").split("=")[0]
         if not word.startswith("--"):
             continue
+        if any(option.replace("_", "-").startswith(name) for option in setting):
+            raise DataError(f"{word} after --: it is a setting, expected it left out")
         if any(reserved.startswith(name) for reserved in RESERVED):
             raise DataError(f"{word} after --: the sweep chooses it, expected it left out")
         if not any(option.startswith(name) for option in options):

@@ -203,7 +203,7 @@ def load_array(path):
         distributed.note(f"{path}: cut or altered, its checksum is another; computed again")
         return None
     with contextlib.suppress(OSError):  # somebody else's
-        os.utime(path)  # the time of its last use
+        os.utime(path, (time.time(), path.stat().st_mtime))  # the time of its last use
     in_use.add(path)
     return np.load(path, mmap_mode="r")
 
@@ -278,7 +278,9 @@ def trim(new):
 
 def last_use(file):
     """In seconds since 1970; 0 if another process has just removed it."""
-    return file.stat().st_mtime if file.exists() else 0
+    if not file.exists():
+        return 0
+    return max(file.stat().st_atime, file.stat().st_mtime)
 
 
 def size_of(file):

@@ -9,6 +9,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ from common import (
     spearman_of,
     system_reason,
     write_whole,
+    writing,
 )
 from support import demo, distributed
 from support.distributed import INVALID_INPUT
@@ -52,13 +54,19 @@ DEMO_SENTENCES = 10_000
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, with errors as DataError. `moved`: {option: where its work is done now}."""
 
-    def __init__(self, description, moved=None):
-        super().__init__(description=description)
+    def __init__(self, description, moved=None, add_help=True):
+        super().__init__(description=description, add_help=add_help)
         for option, advice in (moved or {}).items():
             self.add_argument(option, nargs="?", action=Moved, advice=advice)
 
     def parse_args(self, *arguments):
-        """argparse's. Raises DataError, also for an empty text, which is no value."""
+        """argparse's. Raises DataError, also for an empty text, which is no value.
+
+        And for a name that is no text: not UTF-8, it could not be written into a file.
+        """
+        for word in sys.argv[1:]:
+            if not is_text(word):
+                raise DataError(f"{word!r}: it is not UTF-8, expected text")
         args = super().parse_args(*arguments)
         for name, value in vars(args).items():
             if value == "" or (isinstance(value, list) and "" in value):
@@ -86,6 +94,14 @@ class ArgumentParser(argparse.ArgumentParser):
         if getattr(args, "json", None) is not None:
             check_target(args.json)
         return args
+
+
+def is_text(word):
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def choose_cache(args):
@@ -173,7 +189,7 @@ def run_main(main):
 
 
 def fail(message, status):
-    distributed.fail(f"error: {message}", status)
+    distributed.fail(f"error: {' '.join(message.splitlines())}", status)
 
 
 def one_line(error):
@@ -190,6 +206,8 @@ def one_line(error):
 
 def flush_output():
     """Write what was printed. Raises BrokenPipeError where nobody reads it, or DataError."""
+    if sys.stdout is None:  # it was closed from the start
+        return
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -415,7 +433,8 @@ def add_evaluation_options(parser):
 
 def check_device(args):
     """Raises DataError for a device that is not there."""
-    if args.device.startswith("cuda") and torch.cuda.is_available():
+    name = re.fullmatch(r"cuda(?::(\d+))?", args.device)
+    if name and torch.cuda.is_available() and int(name[1] or 0) < torch.cuda.device_count():
         check_gpus(args)
         return
     if args.device != "cpu":
@@ -572,5 +591,12 @@ def evaluation_sets(args):
 
 def write_report(path, content):
     """Write `content` as JSON to `path`, if one is given. Raises DataError."""
-    if path is not None:
-        write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    if path is None:
+        return
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise DataError(f"{path}: a score is not a number; nothing was written") from None
+    with writing(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text + "\n")

@@ -6,19 +6,21 @@ alike. Nothing here knows a method or a script.
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common import DataError, parse_json, replace, resolve, sync, writing
+from common import DataError, Tokens, parse_json, replace, resolve, sync, writing
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -320,9 +322,40 @@ def load_encoder(name, pooling=None, default="mean", layers=None):
     check_pooling(name, model, pooling)
     max_length = longest_input(folder, model, tokenizer)
     try:
-        return Encoder(model, tokenizer, pooling, heads, normalize, max_length)
+        encoder = Encoder(model, tokenizer, pooling, heads, normalize, max_length)
     except RuntimeError as error:  # of torch: the shapes of two layers
         raise DataError(f"{name}: {error}, expected heads that fit its layers") from None
+    check_encoder(name, encoder)
+    check_lower_case(folder, tokenizer)
+    return encoder
+
+
+def check_lower_case(folder, tokenizer):
+    """Raises DataError if sentences are to be lower-cased, and the tokenizer does not do it."""
+    path = folder / "sentence_bert_config.json"
+    wanted = read_json(path, {}).get("do_lower_case")
+    if wanted and tokenizer("A B")["input_ids"] != tokenizer("a b")["input_ids"]:
+        expected = "a tokenizer that lower-cases by itself"
+        raise DataError(f"{path}: do_lower_case is {str(wanted)[:40]}, expected {expected}")
+
+
+def check_encoder(name, encoder):
+    """Raises DataError unless its weights are finite, and it encodes two sentences."""
+    for key, value in encoder.state_dict().items():
+        if not torch.isfinite(value).all():
+            raise DataError(f"{name}: {key} has values that are not finite, expected numbers")
+    expected = "an encoder like BERT and its tokenizer"
+    try:
+        if len(encoder.tokenizer) > encoder.model.get_input_embeddings().num_embeddings:
+            raise ValueError(f"{len(encoder.tokenizer)} tokens, more than the model knows")
+        tokens = Tokens(encoder, ["a b", "a, b"])
+        with torch.no_grad():
+            embeddings = encoder(*tokens.batch(np.arange(2), encoder.model.device))
+        if embeddings.shape != (2, encoder.dimension):
+            raise ValueError(f"embeddings of shape {tuple(embeddings.shape)}")
+    except Exception as error:  # of torch, numpy and transformers, by what is wrong
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise DataError(f"{name}: {reason}; expected {expected}") from None
 
 
 def find_pooling(name, pooling, depth):
@@ -343,13 +376,18 @@ def load_transformer(name, folder):
     model, report = load(transformers.AutoModel, output_loading_info=True)
     tokenizer = load(transformers.AutoTokenizer)
     for key in ("hidden_size", "num_hidden_layers", "max_position_embeddings"):
-        if not isinstance(getattr(model.config, key, None), int):
+        value = getattr(model.config, key, None)
+        if not isinstance(value, int) or value < 1:
             raise DataError(f"{name}: no {key} in its config.json, expected an encoder like BERT")
     missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
     for key in missing:
         if not key.startswith("pooler."):
             expected = f"all of a {type(model).__name__}"
             raise DataError(f"{name}: its weights lack {key}, expected {expected}")
+    for key in report["unexpected_keys"]:
+        if re.search(r"\blayer\.\d+\.", key):
+            expected = f"the {model.config.num_hidden_layers} layers of its config.json"
+            raise DataError(f"{name}: its weights have {key}, expected {expected}")
     pooler = None
     if not missing:
         pooler = getattr(getattr(model, "pooler", None), "dense", None)
@@ -418,6 +456,11 @@ def read_modules(folder, pooler):
     if len(entries) < 2:
         return None
     kinds = [entry["type"].split(".")[-1] for entry in entries]
+    is_layer_pooling = entries[1]["type"] == LAYER_POOLING_TYPE
+    if kinds[1] not in ("Pooling", "WeightedLayerPooling") and not is_layer_pooling:
+        expected = "a pooling behind the transformer"
+        raise DataError(f"{folder / 'modules.json'}: {kinds[1][:60]}, expected {expected}")
+    check_settings(folder)
     stated = entries[1].get("pooling")
     if stated is None:
         pooling = read_pooling(folder / entries[1]["path"])
@@ -434,6 +477,15 @@ def read_modules(folder, pooler):
     if heads and pooler is not None and torch.equal(heads[0].linear.weight, pooler.weight):
         heads[0].linear = pooler
     return pooling, heads, normalize
+
+
+def check_settings(folder):
+    """Raises DataError for a setting that sentence-transformers obeys and this project does not."""
+    path = folder / "config_sentence_transformers.json"
+    prompt = read_json(path, {}).get("default_prompt_name")
+    if prompt is not None:
+        found = f"default_prompt_name {str(prompt)[:40]!r}"
+        raise DataError(f"{path}: {found}, expected none, as prompts are not read")
 
 
 def read_entries(path):
@@ -487,7 +539,8 @@ def read_head(folder, kind):
     """A module folder -> a dense head. Raises DataError if it is of another kind or incomplete."""
     config = read_json(folder / "config.json", {})
     activation = str(config.get("activation_function", "")).split(".")[-1]
-    if kind != "Dense" or activation not in ACTIVATIONS:
+    reads_tokens = config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
+    if kind != "Dense" or activation not in ACTIVATIONS or reads_tokens:
         expected = f"Dense with {', '.join(ACTIVATIONS)}"
         raise DataError(f"{folder}: {kind} {activation[:40]}, expected {expected}")
     tensors = read_weights(folder)
@@ -559,12 +612,18 @@ def longest_input(folder, model, tokenizer):
     """How many tokens the encoder reads at most."""
     # RoBERTa's positions begin behind the number of its padding token.
     offset = getattr(getattr(model, "embeddings", None), "padding_idx", -1)
-    positions = model.config.max_position_embeddings - 1 - offset
-    path = folder / "sentence_bert_config.json"
-    stated = read_json(path, {}).get("max_seq_length")
+    positions = model.config.max_position_embeddings - 1 - (-1 if offset is None else offset)
+    path, key = folder / "sentence_bert_config.json", "max_seq_length"
+    stated = read_json(path, {}).get(key)
     if stated is None:
+        path, key = folder / "tokenizer_config.json", "model_max_length"
         stated = tokenizer.model_max_length
-    elif type(stated) is not int or stated < SHORTEST_INPUT:
+        if isinstance(stated, float) and stated.is_integer():  # 1e30 is without a limit
+            stated = int(stated)
+    if type(stated) is not int or stated < SHORTEST_INPUT:
         expected = f"a whole number, {SHORTEST_INPUT} or more"
-        raise DataError(f"{path}: max_seq_length is {str(stated)[:40]!r}, expected {expected}")
+        raise DataError(f"{path}: {key} is {str(stated)[:40]!r}, expected {expected}")
+    if positions < SHORTEST_INPUT:
+        expected = f"{SHORTEST_INPUT} or more"
+        raise DataError(f"{folder}: {positions} positions in its config.json, expected {expected}")
     return min(positions, stated)

@@ -395,8 +395,10 @@ def read_scores(folders):
 
 def check_scores(path, tables):
     """Raises DataError unless it is {task: {row: {column: number}}}, with a mean in each row."""
+    if not tables:
+        raise DataError(f"{path}: no task, expected the scores of one or more")
     for rows in tables.values():
-        for row in rows.values() if isinstance(rows, dict) else [None]:
+        for row in rows.values() if rows and isinstance(rows, dict) else [None]:
             numbers = isinstance(row, dict) and "mean" in row
             if not numbers or not all(map(is_number, row.values())):
                 expected = "JSON, {task: {row: {column: number}}}, with a mean in each row"

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from common import DataError, parse_json, read_lines, replacing
 
 LARGEST_INT = 2**63
+LARGEST_SCORE = 10**6
 # The state of a checkpoint: what is always there, and what may be.
 ALWAYS = {"stage": str, "finished": list, "scores": dict, "metrics_bytes": int}
 SOMETIMES = {
@@ -103,5 +104,5 @@ def check_entry(entry):
         raise ValueError(f"step {json.dumps(entry['step'])[:40]} is not a whole number")
     if not isinstance(entry.get("stage", ""), str):
         raise ValueError(f"stage {json.dumps(entry['stage'])[:40]} is not text")
-    if not is_number(entry.get("dev", 0)):
-        raise ValueError(f"dev {json.dumps(entry['dev'])[:40]} is not a number")
+    if not is_number(entry.get("dev", 0)) or abs(entry.get("dev", 0)) > LARGEST_SCORE:
+        raise ValueError(f"dev {json.dumps(entry['dev'])[:40]} is not a score")

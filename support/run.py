@@ -144,6 +144,10 @@ class Run:
     def check_folder(self):
         """Raises DataError if the folder may not be written."""
         check_lock(self.folder)
+        if self.args.resume and self.args.overwrite:
+            raise DataError("--resume and --overwrite: expected one of them")
+        if self.args.overwrite:
+            self.check_sources()
         if (self.folder / "args.json").exists():
             if not self.args.resume and not self.args.overwrite:
                 advice = "use --resume, --overwrite or another --output"
@@ -152,6 +156,14 @@ class Run:
             problem = "is not empty and contains no run"
             raise DataError(f"{self.folder}: {problem}, expected a new folder for --output")
         check_target(self.folder / ".new")
+
+    def check_sources(self):
+        """Raises DataError if --overwrite would delete a model that the run starts from."""
+        names = vars(self.args)
+        for name in (names.get("student"), names.get("teacher"), *names.get("other_teachers", [])):
+            place = Path(name or "").resolve()
+            if name and (place / "config.json").exists() and self.folder.resolve() == place:
+                raise DataError(f"--overwrite: it would delete {name}, expected another --output")
 
     @says_what_is_whole
     def start(self):
@@ -170,6 +182,7 @@ class Run:
         if not goes_on:
             distributed.from_main(self.clear_folder, arguments)
         self.state = distributed.from_main(self.read_state)
+        self.check_student()
         self.stored = copy.deepcopy(self.state)
         if distributed.is_main():
             self.metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115
@@ -196,12 +209,19 @@ class Run:
         """The state of the last checkpoint, or that of a new run."""
         self.file.parent.mkdir(exist_ok=True)
         for path in self.file.parent.iterdir():
-            if path != self.file:
+            if path != self.file and path.is_file():
                 path.unlink()  # a checkpoint that a kill has cut short
         if self.file.exists():
             _, state = read_checkpoint(self.file)
             return state
         return dict(stage="", finished=[], scores={}, metrics_bytes=0)
+
+    def check_student(self):
+        """Raises DataError if a stage is over, and the student that it left is gone."""
+        is_over = set(self.state["finished"]) - {"teacher"}
+        if is_over and not (self.folder / "model.safetensors").exists():
+            problem = "its run is over, and model.safetensors is gone"
+            raise DataError(f"{self.folder}: {problem}; --overwrite begins again")
 
     def cut_metrics(self, size):
         """Cut metrics.jsonl where the checkpoint was written. Raises DataError if it is shorter."""

@@ -104,7 +104,11 @@ class Teachers:
         if len(self.encoders) == 1:
             return {"teacher": evaluation.scores_of(self.encode)}
         rows = {}
-        for name, encoder, weight in zip(self.names, self.encoders, self.weights):
+        # Two folders may have one name.
+        names = [f"{name} ({i})" for i, name in enumerate(self.names, 1)]
+        if len(set(self.names)) == len(self.names):
+            names = self.names
+        for name, encoder, weight in zip(names, self.encoders, self.weights):
             alone = Teachers([name], [encoder], [weight])
             rows[f"teacher {name}"] = evaluation.scores_of(alone.encode)
         rows["teachers together"] = evaluation.scores_of(self.encode)

@@ -166,6 +166,30 @@ def test_a_student_of_a_foreign_teacher(call_main, models_folder, files, tmp_pat
     assert lines[-1]["loss"] < lines[1]["loss"]
 
 
+@pytest.mark.slow
+def test_what_a_student_keeps_does_not_change_what_it_has_learned(
+    call_main, models_folder, files, tmp_path
+):
+    """A has orthonormal columns: the cosines of e A^T are those of e, with nothing in between."""
+    sentences = demo.sentences(40)
+    cosines = []
+    for name in ("kd", "kd, kept"):
+        script, *words = RUNS[name]
+        out = tmp_path / name
+        options = ("--lr", 1e-3, "--max-steps", 9, "--eval-steps", 9, "--batch-size", 32)
+        data = ("--dev", files / "dev.tsv", "--output", out)
+        module = importlib.import_module(script)
+        call_main(module, *places(words, models_folder, files), *options, *data)
+        cosines.append(cosine_matrix(load_encoder(out).eval(), sentences))
+    assert np.abs(cosines[0] - cosines[1]).max() < 1e-4
+
+
+def cosine_matrix(encoder, sentences):
+    vectors = common.encode_sentences(encoder, sentences)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors @ vectors.T
+
+
 def dimension(name):
     """Of the student's embedding: 32, the teacher's 48, HPD's 16, and of the heads of ConGen."""
     if name in IN_TEACHERS_SPACE:

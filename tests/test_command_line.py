@@ -380,4 +380,9 @@ def test_a_report_is_json_with_all_digits(tmp_path):
     command_line.write_report(tmp_path / "a.json", {"é": 1 / 3})
     assert json.loads((tmp_path / "a.json").read_text("utf-8")) == {"é": 1 / 3}
     with pytest.raises(DataError, match="expected a file that can be written"):
-        command_line.write_report(tmp_path / "none" / "a.json", {})
+        command_line.write_report(tmp_path / "a.json" / "b.json", {})
+    command_line.write_report(tmp_path / "new" / "a.json", {})
+    assert (tmp_path / "new" / "a.json").read_text() == "{}\n"
+    with pytest.raises(DataError, match="a score is not a number; nothing was written"):
+        command_line.write_report(tmp_path / "nan.json", {"a": float("nan")})
+    assert not (tmp_path / "nan.json").exists()

@@ -254,7 +254,7 @@ def test_a_folder_that_pools_in_an_unknown_way_is_not_taken_for_a_mean(
         idx=1, name="1", path="1_Normalize", type="sentence_transformers.models.Normalize"
     )
     (tmp_path / "modules.json").write_text(json.dumps([modules[0], normalize]))
-    with pytest.raises(common.DataError, match="pooling 'none', expected mean or cls"):
+    with pytest.raises(common.DataError, match="Normalize, expected a pooling behind the transf"):
         load_encoder(tmp_path)
 
 

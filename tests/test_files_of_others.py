@@ -382,3 +382,87 @@ def test_two_files_of_pairs_with_one_name_are_two_rows(tmp_path):
     sets = eval_sts.read_all_pairs(files, 0, 5)
     assert list(sets) == [files[0], files[1], "other"]
     assert [pairs.scores[0] for pairs in sets.values()] == [1, 2, 0]
+
+
+# ---- models that are not what they say
+
+
+def change_weights(folder, alter):
+    tensors = load_file(folder / "model.safetensors")
+    alter(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def no_numbers(tensors):
+    tensors["embeddings.word_embeddings.weight"][3] = float("nan")
+
+
+def smaller_vocabulary(tensors):
+    name = "embeddings.word_embeddings.weight"
+    tensors[name] = tensors[name][:40].clone()
+
+
+BROKEN = {
+    "nan": ("weights", no_numbers, "word_embeddings.weight has values that are not finite"),
+    "deeper": ("config.json", {"num_hidden_layers": 2}, "layer.2.* expected the 2 layers"),
+    "no layers": ("config.json", {"num_hidden_layers": 0}, "no num_hidden_layers in its config"),
+    "tuple": ("config.json", {"return_dict": False}, "expected an encoder like BERT and its token"),
+    "short": ("config.json", {"max_position_embeddings": 2}, "complete model and its tokenizer"),
+    "no padding": ("tokenizer_config.json", {"pad_token": None}, "expected an encoder like BERT"),
+    "length": ("tokenizer_config.json", {"model_max_length": "many"}, "model_max_length is 'many'"),
+    "negative": ("tokenizer_config.json", {"model_max_length": -5}, "model_max_length is '-5'"),
+    "two tokens": ("tokenizer_config.json", {"model_max_length": 2}, "model_max_length is '2'"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_model_that_is_not_what_it_says_is_refused_when_it_is_loaded(
+    models_folder, tmp_path, name
+):
+    file, values, expected = BROKEN[name]
+    folder = copy(models_folder / "bert", tmp_path / "other")
+    if file == "weights":
+        change_weights(folder, values)
+    else:
+        change(folder / file, **values)
+    with pytest.raises(DataError, match=expected.replace("*", ".*")):
+        load_encoder(folder)
+
+
+def test_a_tokenizer_with_more_words_than_the_model(models_folder, tmp_path):
+    folder = copy(models_folder / "bert", tmp_path / "other")
+    change_weights(folder, smaller_vocabulary)
+    change(folder / "config.json", vocab_size=40)
+    with pytest.raises(DataError, match="tokens, more than the model knows"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize("lost", ["classifier.weight", "bert.encoder.layer.1.output.dense.bias"])
+def test_a_cross_encoder_that_lacks_weights_is_refused(models_folder, tmp_path, lost):
+    dse.CrossEncoder(models_folder / "bert", "mnli", 64).save(tmp_path)
+    dse.CrossEncoder(tmp_path, "mnli", 64)
+    change_weights(tmp_path, lambda tensors: tensors.pop(lost))
+    with pytest.raises(DataError, match=f"its weights lack {lost}, expected a complete model"):
+        dse.CrossEncoder(tmp_path, "mnli", 64)
+
+
+def test_settings_of_sentence_transformers_that_are_not_obeyed_are_refused(models_folder, tmp_path):
+    folder = copy(models_folder / "pooler", tmp_path / "other")
+    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
+    with pytest.raises(DataError, match="default_prompt_name 'query', expected none"):
+        load_encoder(folder)
+    (folder / "config_sentence_transformers.json").unlink()
+    change(folder / "2_Dense" / "config.json", module_input_name="token_embeddings")
+    with pytest.raises(DataError, match="expected Dense with"):
+        load_encoder(folder)
+    change(folder / "2_Dense" / "config.json", module_input_name="sentence_embedding")
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    load_encoder(folder)  # its tokenizer lower-cases by itself
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    change(folder / "tokenizer_config.json", do_lower_case=False)
+    text = (folder / "tokenizer.json").read_text()
+    if '"a"' in text:
+        with pytest.raises(DataError, match="expected a tokenizer that lower-cases by itself"):
+            load_encoder(folder)

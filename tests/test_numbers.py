@@ -24,6 +24,14 @@ OF_ALL = {
     ("--output", ""): "--output '': expected a value, or the option left out",
 }
 TOGETHER = [
+    ("ckd", ("--resume", "--overwrite"), "--resume and --overwrite: expected one of them"),
+    ("ckd", ("--device", "cuda:x"), "--device cuda:x: expected cpu, or cuda"),
+    ("baselines", ("--protocol",), "argument --protocol: expected one argument"),
+    (
+        "baselines",
+        ("--method", "kd", "--align", "--projection"),
+        "--projection: expected without --align",
+    ),
     ("ckd", ("--train", "one.txt"), "1 text to train on, expected 2 or more, to have negatives"),
     ("ckd", ("--queue-size", 0, "--batch-size", 1), "--batch-size 1: expected 2 or more"),
     ("ckd", ("--queue-size", 269), "--queue-size 269: 300 sentences without a batch fill 268"),

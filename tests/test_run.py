@@ -462,6 +462,9 @@ def test_a_stage_that_has_ended_by_patience_ends_again_when_resumed(tmp_path):
 def test_stages_follow_each_other_and_are_not_repeated(tmp_path):
     first = Training(arguments(tmp_path), dev=[1, 9], stage="one").train(epochs=1)
     first.run.finish("one", {"after one": {"dev": 9.0}})
+    with pytest.raises(DataError, match="its run is over, and model.safetensors is gone"):
+        Training(arguments(tmp_path, resume=True))
+    (tmp_path / "model.safetensors").touch()
     second = Training(arguments(tmp_path, resume=True), dev=[5, 4, 6], stage="two")
     assert second.run.finished("one")
     assert not second.run.finished("two")
@@ -586,3 +589,15 @@ def test_the_card_has_the_last_row_of_the_scores(tmp_path):
     assert str(tmp_path) not in str(card)  # no path of this machine
     assert "Teacher: some/teacher. Student initialized from: mine." in str(card)
     assert common.table(run.scores) in str(card)
+
+
+def test_overwrite_does_not_delete_the_model_that_it_starts_from(tmp_path):
+    out = tmp_path / "out"
+    Training(arguments(out), dev=[1, 9]).train(epochs=1)
+    (out / "config.json").write_text("{}")
+    before = sorted(path.name for path in out.rglob("*"))
+    for option in (dict(student=str(out)), dict(teacher="x", other_teachers=[f"{out}/../out"])):
+        with pytest.raises(DataError, match="--overwrite: it would delete .*out, expected another"):
+            Run(arguments(out, overwrite=True, **option))
+    assert sorted(path.name for path in out.rglob("*")) == before
+    Run(arguments(out, overwrite=True, student=str(tmp_path)))
