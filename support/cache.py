@@ -203,7 +203,7 @@ def load_array(path):
         distributed.note(f"{path}: cut or altered, its checksum is another; computed again")
         return None
     with contextlib.suppress(OSError):  # somebody else's
-        os.utime(path, (time.time(), path.stat().st_mtime))  # the time of its last use
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # the time of its last use
     in_use.add(path)
     return np.load(path, mmap_mode="r")
 
