@@ -28,7 +28,7 @@ def arguments(name, models_folder, files, folder):
     """The command line of a run in `folder`, with a cache of its own."""
     cache = ("--cache-dir", folder / "cache")
     if name == "sweep":
-        settings = ("distilface.py", "lr=1e-3,1e38", "--output", folder / "out")
+        settings = ("distilface.py", "pooling=avg,max_last2", "--output", folder / "out")
         return *settings, "--", *small_run("distilface", models_folder, files), *cache
     options = small_run(RUNS[name], models_folder, files)
     if name in METHODS:
