@@ -589,14 +589,22 @@ def evaluation_sets(args):
     return EvaluationSets(dev, test)
 
 
+def without_nan(content):
+    """The same with null for each number that JSON does not have: a score that is undefined."""
+    if isinstance(content, dict):
+        return {key: without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [without_nan(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
 def write_report(path, content):
     """Write `content` as JSON to `path`, if one is given. Raises DataError."""
     if path is None:
         return
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise DataError(f"{path}: a score is not a number; nothing was written") from None
+    text = json.dumps(without_nan(content), indent=2, ensure_ascii=False)
     with writing(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text + "\n")

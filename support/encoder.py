@@ -384,7 +384,7 @@ def load_transformer(name, folder):
         if not key.startswith("pooler."):
             expected = f"all of a {type(model).__name__}"
             raise DataError(f"{name}: its weights lack {key}, expected {expected}")
-    for key in report["unexpected_keys"]:
+    for key in sorted(report["unexpected_keys"]):
         if re.search(r"\blayer\.\d+\.", key):
             expected = f"the {model.config.num_hidden_layers} layers of its config.json"
             raise DataError(f"{name}: its weights have {key}, expected {expected}")
