@@ -468,7 +468,8 @@ def test_the_script_scores_every_task_that_is_there(senteval, models_folder, run
         more = ("MRPC F1", "SICK-R Spearman", "STS-B Spearman")
         columns = {*eval_transfer.TASKS, *more, "avg", "avg of 10", "encoding, s", "in all, s"}
         assert set(row) == columns
-        assert row["STS-B"] != row["STS-B Spearman"]
+        # Undefined where all predictions for these few pairs are equal.
+        assert row["STS-B"] is None or row["STS-B"] != row["STS-B Spearman"]
         names = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
         averaged = [row[task] for task in names]
         assert row["avg"] == pytest.approx(np.mean(averaged))
