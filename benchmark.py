@@ -529,7 +529,8 @@ def draw_growth(rows, path):
     memory = [row["peak memory, MB"] for row in rows.values()]
     memory_axis.plot(thousands, memory, marker="o", color="black")
     time_axis.set(xlabel="thousand sentences", ylabel="seconds", ylim=(0, None), xlim=(0, None))
-    memory_axis.set(xlabel="thousand sentences", ylabel="MB at most, training", ylim=(0, None))
+    memory_axis.set(xlabel="thousand sentences", ylabel="MB at most, training")
+    memory_axis.set_ylim(0, 1.1 * max(memory))
     memory_axis.set_xlim(0, None)
     time_axis.legend(frameon=False)
     with writing(path):
