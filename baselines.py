@@ -635,15 +635,27 @@ def check_settings(teachers, sentences, args):
         check_negatives(sentences, args.batch_size)
     if args.method == "pkd":
         check_only_teacher(args, "PKD compares the layers of one")
-    if args.method == "hpd" and args.dimension > teachers.dimension:
+    if args.method == "hpd":
+        check_dimension(teachers, sentences, args)
+    if args.align:
+        check_alignment(args)
+
+
+def check_dimension(teachers, sentences, args):
+    """Raises DataError if so many principal components cannot be."""
+    if args.dimension > teachers.dimension:
         expected = f"at most the teacher's, {teachers.dimension}"
         raise DataError(f"--dimension {args.dimension}: expected {expected}")
-    if args.method == "hpd" and args.dimension > sentences:
+    if args.dimension > sentences:
         expected = f"at most {sentences}, the number of sentences"
         raise DataError(f"--dimension {args.dimension}: expected {expected}")
-    if args.method == "hpd" and sentences < 2:
+    if sentences < 2:
         raise DataError("one sentence to train on, expected 2 or more, which can differ")
-    if args.align and args.method != "kd":
+
+
+def check_alignment(args):
+    """Raises DataError for options that contradict --align."""
+    if args.method != "kd":
         raise DataError(f"--align: expected --method kd, not {args.method}")
     if args.align == "targets" and args.projection:
         raise DataError("--projection: expected without --align, whose targets need none")

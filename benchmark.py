@@ -587,14 +587,19 @@ def check_parts(args):
             raise DataError(f"--only {part}: expected what it compares with: pip install {names}")
     if args.random_weights and args.only != ["dse"]:
         raise DataError("--random-weights: expected --only dse with it, for times alone")
-    if args.figure and "growth" not in args.only:
-        raise DataError("--figure: expected --only growth with it")
-    if args.figure and Path(args.figure).suffix.lower() not in FIGURE_FORMATS:
-        raise DataError(f"--figure {args.figure}: expected {', '.join(FIGURE_FORMATS)}")
     if args.figure:
-        check_target(args.figure)
+        check_figure(args)
     if args.sentences < max(2, args.batch_size):
         raise DataError(f"--sentences {args.sentences}: expected a batch, {args.batch_size}")
+
+
+def check_figure(args):
+    """Raises DataError for a figure that could not be drawn after the measurement."""
+    if "growth" not in args.only:
+        raise DataError("--figure: expected --only growth with it")
+    if Path(args.figure).suffix.lower() not in FIGURE_FORMATS:
+        raise DataError(f"--figure {args.figure}: expected {', '.join(FIGURE_FORMATS)}")
+    check_target(args.figure)
 
 
 def main():

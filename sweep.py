@@ -102,6 +102,11 @@ def check_options(script, setting, arguments):
             raise DataError(
                 f"--{name} {problem} {script}, expected one of its options with a value"
             )
+    check_arguments(script, setting, arguments, options)
+
+
+def check_arguments(script, setting, arguments, options):
+    """Raises DataError for an argument after -- that is unknown, or that the sweep sets."""
     for word in arguments:
         name = word.removeprefix("--").split("=")[0]
         if not word.startswith("--"):

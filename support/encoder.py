@@ -610,9 +610,10 @@ def check_pooling(name, model, pooling):
 
 def longest_input(folder, model, tokenizer):
     """How many tokens the encoder reads at most."""
-    # RoBERTa's positions begin behind the number of its padding token.
-    offset = getattr(getattr(model, "embeddings", None), "padding_idx", -1)
-    positions = model.config.max_position_embeddings - 1 - (-1 if offset is None else offset)
+    positions = model.config.max_position_embeddings
+    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    if padding is not None:  # RoBERTa's positions begin behind the number of its padding token
+        positions -= padding + 1
     path, key = folder / "sentence_bert_config.json", "max_seq_length"
     stated = read_json(path, {}).get(key)
     if stated is None:

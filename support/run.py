@@ -159,10 +159,11 @@ class Run:
 
     def check_sources(self):
         """Raises DataError if --overwrite would delete a model that the run starts from."""
-        names = vars(self.args)
-        for name in (names.get("student"), names.get("teacher"), *names.get("other_teachers", [])):
-            place = Path(name or "").resolve()
-            if name and (place / "config.json").exists() and self.folder.resolve() == place:
+        given = vars(self.args)
+        sources = [given.get("student"), given.get("teacher"), *given.get("other_teachers", [])]
+        for name in filter(None, sources):
+            is_model = (self.folder / "config.json").exists()
+            if is_model and Path(name).resolve() == self.folder.resolve():
                 raise DataError(f"--overwrite: it would delete {name}, expected another --output")
 
     @says_what_is_whole

@@ -45,10 +45,14 @@ class Teacher:
         return self.encoder(input_ids, attention_mask)
 
 
+def counted(folder):
+    """A small model, the same as a Teacher, and 400 sentences in its tokens."""
+    encoder = load_encoder(folder).eval()
+    return encoder, Teacher(encoder), common.Tokens(encoder, demo.sentences(400))
+
+
 def test_teacher_embeddings_are_made_once_and_never_half(models_folder, tmp_path):
-    encoder = load_encoder(models_folder / "mean").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
+    encoder, counting, tokens = counted(models_folder / "mean")
     counting.interrupt_at = 2
     with pytest.raises(KeyboardInterrupt):
         cache.teacher_embeddings(encoder, tokens, "cpu", counting)
@@ -67,9 +71,7 @@ def test_teacher_embeddings_are_made_once_and_never_half(models_folder, tmp_path
 
 def test_teacher_embeddings_continue_where_a_crash_left_them(models_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
-    encoder = load_encoder(models_folder / "mean").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
+    encoder, counting, tokens = counted(models_folder / "mean")
     counting.interrupt_at = 3
     with pytest.raises(KeyboardInterrupt):
         cache.teacher_embeddings(encoder, tokens, "cpu", counting)
@@ -128,9 +130,7 @@ def test_teacher_embeddings_are_read_by_row(models_folder):
 def test_teacher_embeddings_in_half_precision_are_half_as_large(models_folder, monkeypatch):
     """They are given back as float32. A crash in between changes nothing."""
     monkeypatch.setattr(cache, "SECONDS_BETWEEN_SAVES", -1)  # after every batch
-    encoder = load_encoder(models_folder / "wide").eval()
-    counting = Teacher(encoder)
-    tokens = common.Tokens(encoder, demo.sentences(400))
+    encoder, counting, tokens = counted(models_folder / "wide")
     counting.interrupt_at = 3
     with pytest.raises(KeyboardInterrupt):
         cache.teacher_embeddings(encoder, tokens, "cpu", counting, dtype="float16")

@@ -462,7 +462,5 @@ def test_settings_of_sentence_transformers_that_are_not_obeyed_are_refused(model
     tokenizer["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     change(folder / "tokenizer_config.json", do_lower_case=False)
-    text = (folder / "tokenizer.json").read_text()
-    if '"a"' in text:
-        with pytest.raises(DataError, match="expected a tokenizer that lower-cases by itself"):
-            load_encoder(folder)
+    with pytest.raises(DataError, match="expected a tokenizer that lower-cases by itself"):
+        load_encoder(folder)
