@@ -9,6 +9,8 @@
   neighbours  of --query among --sentences, at ranks 1, 5 and 10: a Markdown table, no figure
               (ConGen's Table 12)
   curve       dev score by step, from the metrics.jsonl of one or several runs
+  data        best dev score against the training sentences seen: each line is a folder of runs,
+              such as one that sweep.py leaves; runs of equally many are averaged (seeds)
   speed       average over the seven STS sets against sentences encoded in a second, on this machine
 
 The figures need matplotlib. Alignment and uniformity are those of Wang and Isola (2020): positives
@@ -20,6 +22,7 @@ be worse, which contradicts the paper's text, so it is left out here.
   python analyze.py space runs/ckd runs/ibkd sentence-transformers/all-MiniLM-L6-v2
   python analyze.py covariance runs/ckd runs/ibkd --sentences nli_for_simcse.csv
   python analyze.py curve runs/ckd runs/congen --output figures/curve
+  python analyze.py data runs/ckd-sizes runs/congen-sizes
   python analyze.py neighbours runs/congen --sentences captions.txt --query "A dog runs."
 """
 
@@ -51,10 +54,10 @@ from support.command_line import (
     training_sentences,
     write_report,
 )
-from support.encoder import load_encoder
+from support.encoder import load_encoder, read_json
 from support.records import read_metrics
 
-FIGURES = ("space", "covariance", "cosine", "edits", "neighbours", "curve", "speed")
+FIGURES = ("space", "covariance", "cosine", "edits", "neighbours", "curve", "data", "speed")
 FIGURES_OF_SENTENCES = ("covariance", "neighbours")  # the others need scored pairs
 SENTENCES = 10_000  # for the covariance
 POSITIVE_SCORE = 4  # pairs with a higher score are positives
@@ -172,6 +175,24 @@ def read_dev_scores(file):
     if not steps:
         raise DataError(f"{file}: no dev score in it, expected one or more")
     return steps, scores
+
+
+def read_best_scores(folder):
+    """A folder of runs -> {sentences seen: [best dev score of each run that saw so many]}.
+
+    The runs have one stage. A batch counts as full, and a sentence once in each epoch. Raises
+    DataError.
+    """
+    found = {}
+    for log in sorted(Path(folder).glob("*/metrics.jsonl")):
+        steps, scores = read_dev_scores(log)
+        batch_size = (read_json(log.parent / "args.json") or {}).get("batch_size")
+        if not isinstance(batch_size, int):
+            raise DataError(f"{log.parent / 'args.json'}: no batch_size, expected that of a run")
+        found.setdefault(steps[-1] * batch_size, []).append(max(scores))
+    if not found:
+        raise DataError(f"{folder}: expected a folder of runs, each with a metrics.jsonl")
+    return dict(sorted(found.items()))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -318,6 +339,25 @@ def curve(runs, plt):
     return numbers, figure
 
 
+def data(folders, plt):
+    """Best dev score against the sentences seen, a line for each {label: folder of runs}.
+
+    Bars: the standard deviation (n - 1) over runs of equally many sentences.
+    """
+    figure, axes = plt.subplots(figsize=(6.5, 3.6))
+    numbers = {}
+    for (name, folder), (color, shape) in zip(folders.items(), MARKS):
+        scores = read_best_scores(folder)
+        numbers[name] = scores
+        means = [np.mean(values) for values in scores.values()]
+        spreads = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in scores.values()]
+        line = dict(color=color, marker=shape, markersize=4, linewidth=1.2, capsize=2)
+        axes.errorbar(list(scores), means, spreads, label=name, **line)
+    axes.set(xscale="log", xlabel="training sentences seen", ylabel="best dev score")
+    add_legend(axes)
+    return numbers, figure
+
+
 WARM_UP = ScoredPairs(("A dog.", "A dog."), ("A cat.", "A dog."), (0, 5))
 
 
@@ -397,7 +437,7 @@ def parse_args():
         "models",
         nargs="+",
         metavar="MODEL",
-        help="folder or Hub name; for curve the folders of runs",
+        help="folder or Hub name; for curve the folders of runs, for data folders of such folders",
     )
     add("--output", help="path without its ending; figures/FIGURE")
     add("--pairs", help="scored pairs (TSV) instead of STS-B dev, for speed of the seven test sets")
@@ -484,10 +524,12 @@ def make_figure(args, labels, plt):
     """-> numbers, figure."""
     if args.figure == "curve":
         return curve(labels, plt)
-    data = read_data(args)
+    if args.figure == "data":
+        return data(labels, plt)
+    texts = read_data(args)
     encoders = load_encoders(labels, args.device)
     figures = dict(space=space, covariance=covariance, cosine=cosine, edits=edits, speed=speed)
-    return figures[args.figure](encoders, data, plt)
+    return figures[args.figure](encoders, texts, plt)
 
 
 def load_encoders(labels, device):

@@ -18,6 +18,7 @@ LARGEST_SCORE = 10**6
 ALWAYS = {"stage": str, "finished": list, "scores": dict, "metrics_bytes": int}
 SOMETIMES = {
     "step": int,
+    "data": str,
     "best": (int, float),
     "best_step": int,
     "scaler": dict,

@@ -8,6 +8,7 @@ early stopping, a loss that is not a number, the model card. And what several pr
 
 import copy
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -61,6 +62,11 @@ FILES_OF_A_RUN = (
 def set_learning_rate(optimizer, lr):
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def fingerprint(lengths):
+    """What stands for the training data in a checkpoint: a hash of the tokens of each row, [n]."""
+    return hashlib.sha256(np.array(lengths, np.int64).tobytes()).hexdigest()
 
 
 class Step:
@@ -120,6 +126,7 @@ class Run:
     main one writes, and all of them read: on several hosts, the folder is one that they share.
     `state`, which a checkpoint stores as JSON:
         stage, step         where training stands
+        data                the fingerprint of the stage's training data
         best, best_step     the best dev score of the stage and its step
         finished            the stages that are over
         scores              {model: {set: score}}, the table at the end
@@ -296,7 +303,7 @@ class Run:
         total = self.count_steps(epochs, epoch_steps)
         eval_steps = self.args.eval_steps or epoch_steps
         longest_idle = patience * epoch_steps or math.inf
-        self.begin_stage(stage, modules, optimizer, dev_score, save)
+        self.begin_stage(stage, fingerprint(lengths), modules, optimizer, dev_score, save)
         done = self.state["step"]
         meter = Meter(self.state["meter"])
         bar = progress(total=total, initial=done, desc=stage, unit="step")
@@ -335,9 +342,16 @@ class Run:
             return self.args.max_steps
         return min(epochs * epoch_steps, self.args.max_steps or math.inf)
 
-    def begin_stage(self, stage, modules, optimizer, dev_score, save):
-        """Restore the last checkpoint if it is of this stage; else score and save the student."""
+    def begin_stage(self, stage, data, modules, optimizer, dev_score, save):
+        """Restore the last checkpoint if it is of this stage; else score and save the student.
+
+        data: the fingerprint() of the training data. Raises DataError if the stage began with
+        others, or if the student's score is no number.
+        """
         if self.state["stage"] == stage:
+            if self.state.setdefault("data", data) != data:
+                problem = f"stage {stage} began with other training data than those given now"
+                raise DataError(f"{self.folder}: {problem}; --overwrite begins again")
             self.restore(modules, optimizer)
             self.state.setdefault("meter", [])
             return
@@ -346,7 +360,7 @@ class Run:
         if not math.isfinite(best):
             raise DataError(f"the dev score at the start of stage {stage} is {best}; stopped")
         self.save(save)  # before the checkpoint, which says that it is there
-        self.state.update(stage=stage, step=0, best=best, best_step=0, meter=[])
+        self.state.update(stage=stage, data=data, step=0, best=best, best_step=0, meter=[])
         self.log(stage=stage, step=0, dev=best)
         self.checkpoint(modules, optimizer)
 

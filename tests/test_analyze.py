@@ -299,6 +299,45 @@ def test_a_stage_begins_at_the_last_step_of_the_one_before(tmp_path):
     assert scores == [50, 52, 52, 54]
 
 
+def write_run(folder, batch_size, dev):
+    """A run with these dev scores, {step: score}."""
+    folder.mkdir(parents=True)
+    (folder / "args.json").write_text(json.dumps({"batch_size": batch_size}))
+    lines = [json.dumps({"step": step, "dev": score}) + "\n" for step, score in dev.items()]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def test_the_lines_of_data(plt, call_main, tmp_path):
+    """Best scores by sentences seen, in their order, runs of equally many averaged."""
+    write_run(tmp_path / "CKD" / "a", 64, {0: 50, 100: 81.5, 200: 80})
+    write_run(tmp_path / "CKD" / "b-0", 64, {0: 50, 50: 78})
+    write_run(tmp_path / "CKD" / "b-1", 32, {0: 50, 100: 80})
+    write_run(tmp_path / "KD" / "a", 8, {0: 60, 10: 55})
+    (tmp_path / "CKD" / "sweep.json").write_text("[]")
+    folders = [tmp_path / "CKD", tmp_path / "KD"]
+    call_main(analyze, "data", *folders, "--output", tmp_path / "out")
+    assert json.loads((tmp_path / "out.json").read_text()) == {
+        "CKD": {"3200": [78, 80], "12800": [81.5]},
+        "KD": {"80": [60]},
+    }
+    _, figure = analyze.data({"CKD": folders[0], "KD": folders[1]}, plt)
+    (axes,) = figure.axes
+    ckd, kd = (container.lines for container in axes.containers)
+    assert ckd[0].get_xydata().tolist() == [[3200, 79], [12800, 81.5]]
+    assert kd[0].get_xydata().tolist() == [[80, 60]]
+    (bars,) = ckd[2]
+    ends = [bar[:, 1].tolist() for bar in bars.get_segments()]
+    assert ends == [pytest.approx([79 - 2**0.5, 79 + 2**0.5]), [81.5, 81.5]]
+
+
+def test_data_needs_runs(fails, tmp_path):
+    write_run(tmp_path / "runs" / "a", 64, {0: 50})
+    assert "expected a folder of runs" in fails(analyze, "data", tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a" / "args.json").write_text("{}")
+    line = fails(analyze, "data", tmp_path / "runs")
+    assert "args.json: no batch_size, expected that of a run" in line
+
+
 # --------------------------------------------------------------------------------------------------
 # Table
 # --------------------------------------------------------------------------------------------------

@@ -85,12 +85,12 @@ class Training:
     def save(self):
         self.saved.append(self.model.weight.detach().clone())
 
-    def train(self, until=math.inf, signal_at=None, **options):
+    def train(self, until=math.inf, signal_at=None, lengths=LENGTHS, **options):
         """The loop of a script, cut off after the step `until`; signal_at: (signal, step)."""
         options = dict(epochs=3, batch_size=BATCH_SIZE) | options
         steps = self.run.steps(
             self.stage,
-            LENGTHS,
+            lengths,
             [self.model, self.queue],
             self.optimizer,
             self.dev_score,
@@ -448,6 +448,31 @@ def test_the_queue_is_restored_and_not_replayed(tmp_path):
     enqueued = sum(len(rows) for _, _, rows in whole.steps)
     assert int(again.queue.count) == int(whole.queue.count) == enqueued
     assert torch.equal(again.queue.rows, whole.queue.rows)
+
+
+def test_a_run_is_not_resumed_with_other_training_data(tmp_path):
+    """The name of the file is the same, so that the arguments don't tell."""
+    Training(arguments(tmp_path)).train(until=7)
+    checkpoint = (tmp_path / "checkpoint" / "state.safetensors").read_bytes()
+    longer, more = LENGTHS.copy(), [*LENGTHS, 5]
+    longer[-1] += 1
+    for lengths in (longer, more, LENGTHS[::-1]):
+        training = Training(arguments(tmp_path, resume=True))
+        with pytest.raises(DataError, match="stage stage began with other training data"):
+            training.train(lengths=lengths)
+        assert not training.steps
+        assert (tmp_path / "checkpoint" / "state.safetensors").read_bytes() == checkpoint
+    again = Training(arguments(tmp_path, resume=True)).train(lengths=LENGTHS.copy())
+    assert again.steps[0][0] == 7
+
+
+def test_the_next_stage_has_training_data_of_its_own(tmp_path):
+    first = Training(arguments(tmp_path), stage="one").train(epochs=1)
+    first.run.finish("one")
+    (tmp_path / "model.safetensors").touch()
+    Training(arguments(tmp_path, resume=True), stage="two").train(until=4, lengths=LENGTHS[:40])
+    last = Training(arguments(tmp_path, resume=True), stage="two").train(lengths=LENGTHS[:40])
+    assert last.steps[0][0] == 4
 
 
 def test_a_stage_that_has_ended_by_patience_ends_again_when_resumed(tmp_path):
