@@ -354,6 +354,9 @@ def data(folders, plt):
         line = dict(color=color, marker=shape, markersize=4, linewidth=1.2, capsize=2)
         axes.errorbar(list(scores), means, spreads, label=name, **line)
     axes.set(xscale="log", xlabel="training sentences seen", ylabel="best dev score")
+    axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))  # 1,000, 2,000, 5,000, 10,000
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
     add_legend(axes)
     return numbers, figure
 

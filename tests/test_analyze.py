@@ -322,6 +322,9 @@ def test_the_lines_of_data(plt, call_main, tmp_path):
     }
     _, figure = analyze.data({"CKD": folders[0], "KD": folders[1]}, plt)
     (axes,) = figure.axes
+    figure.canvas.draw()
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert {"100", "2,000", "5,000"} <= set(labels)
     ckd, kd = (container.lines for container in axes.containers)
     assert ckd[0].get_xydata().tolist() == [[3200, 79], [12800, 81.5]]
     assert kd[0].get_xydata().tolist() == [[80, 60]]
