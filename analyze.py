@@ -180,11 +180,14 @@ def read_dev_scores(file):
 def read_best_scores(folder):
     """A folder of runs -> {sentences seen: [best dev score of each run that saw so many]}.
 
-    The runs have one stage. A batch counts as full, and a sentence once in each epoch. Raises
-    DataError.
+    A batch counts as full, and a sentence once in each epoch. Raises DataError, also for a run of
+    several stages: each has its own data and batches.
     """
     found = {}
     for log in sorted(Path(folder).glob("*/metrics.jsonl")):
+        stages = {entry.get("stage") for _, entry in read_metrics(log)}
+        if len(stages) > 1:
+            raise DataError(f"{log}: {len(stages)} stages, expected a run of one, as --stage gives")
         steps, scores = read_dev_scores(log)
         batch_size = (read_json(log.parent / "args.json") or {}).get("batch_size")
         if not isinstance(batch_size, int):

@@ -65,7 +65,7 @@ def set_learning_rate(optimizer, lr):
 
 
 def fingerprint(lengths):
-    """What stands for the training data in a checkpoint: a hash of the tokens of each row, [n]."""
+    """What stands for the training data in a checkpoint: a hash of the lengths, [n] in tokens."""
     return hashlib.sha256(np.array(lengths, np.int64).tobytes()).hexdigest()
 
 

@@ -341,6 +341,16 @@ def test_data_needs_runs(fails, tmp_path):
     assert "args.json: no batch_size, expected that of a run" in line
 
 
+def test_data_counts_no_sentences_of_two_stages(fails, tmp_path):
+    write_run(tmp_path / "runs" / "a", 64, {0: 50, 5: 60})
+    log = tmp_path / "runs" / "a" / "metrics.jsonl"
+    lines = [dict(stage=stage, step=5, dev=60) for stage in ("distill", "finetune")]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "metrics.jsonl: 2 stages, expected a run of one" in fails(
+        analyze, "data", tmp_path / "runs"
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Table
 # --------------------------------------------------------------------------------------------------
