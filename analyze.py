@@ -565,7 +565,8 @@ def write(output, numbers, figure=None):
 def main():
     args = parse_args()
     output = Path(args.output or f"figures/{args.figure}")
-    check_target(f"{output}.json")
+    for ending in ("json", "png", "svg"):
+        check_target(f"{output}.{ending}")
     labels = label_models(args.models)
     if args.figure == "neighbours":
         sentences = read_data(args)

@@ -388,12 +388,14 @@ REFUSALS = [
     ),
     (["space", "--pairs", "{}/low.tsv"], "no pair with a score above 4"),
     (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a file that can be written"),
+    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/taken"], "taken.png: Is a directory"),
     (["cosine", "--pairs", "{}/low.tsv", "--device", "tpu"], "expected cpu, or cuda"),
 ]
 
 
 @pytest.mark.parametrize("given, message", REFUSALS)
 def test_bad_input_is_one_line(models_folder, fails, tmp_path, given, message):
+    (tmp_path / "taken.png").mkdir()
     (tmp_path / "few.txt").write_text("A dog.\nA cat.\n")
     (tmp_path / "low.tsv").write_text("A dog.\tA cat.\t1\nA dog.\tA bird.\t2\n")
     figure, *options = [text.format(tmp_path) for text in given]
