@@ -26,8 +26,8 @@ from common import DataError, table
 from support.command_line import (
     ArgumentParser,
     add_evaluation_options,
-    number,
     run_main,
+    up_to_million,
     write_report,
 )
 from support.encoder import POOLING_NAMES, load_encoder
@@ -54,8 +54,7 @@ def parse_args():
         help="encode the passages with this model, the queries with each MODEL",
     )
     add("--fp16", action="store_true", help="store passages with two bytes a number")
-    gigabytes = number(float, 0, 10**6, low_excluded=True)
-    add("--memory", type=gigabytes, default=2, help="GB for the search; %(default)s")
+    add("--memory", type=up_to_million, default=2, help="GB for the search; %(default)s")
     return parser.parse()
 
 

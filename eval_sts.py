@@ -55,6 +55,7 @@ INPUT = "STS.input."  # how the name of a file of the STS tasks begins: sentence
 GOLD = "STS.gs."  # the same for its scores
 GOLD_FOLDER = "STS2017.gs"  # of the release of STS-2017
 SCORE_RANGE = 0, 5  # of STS
+finite = number(float, lambda value: abs(value) <= 1e9, "a number from -1000000000 to 1000000000")
 QUERIES_AT_ONCE = 1000  # rows of the matrix of cosines that is in memory
 
 
@@ -191,7 +192,7 @@ def parse_args():
     add(
         "--score-range",
         nargs=2,
-        type=number(float, -(10**9), 10**9),
+        type=finite,
         metavar=("LOW", "HIGH"),
         help="of the scores in --pairs; 0 5",
     )

@@ -224,49 +224,47 @@ def flush_output():
 # --------------------------------------------------------------------------------------------------
 
 
-def number(kind, low, high=math.inf, low_excluded=False, high_excluded=False):
-    """A function that reads a finite int or float in this range, an int up to LARGEST_INT."""
-    is_open = high == math.inf
-    if is_open and kind is int:
-        high = LARGEST_INT
+LARGEST_INT = 2**31 - 1  # what it counts would fit into no memory, and what it multiplies is finite
+
+
+def number(kind, accepts, expected):
+    """A function that reads an int or a float for which accepts(value) is true."""
 
     def read(text):
         try:
             value = kind(text)
         except ValueError:
-            value = math.nan
-        above = value > low if low_excluded else value >= low
-        below = value < high if high_excluded or high == math.inf else value <= high
-        if not (above and below):
+            value = math.nan  # in no range
+        if not accepts(value):
             raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
         return value
 
-    noun = "a whole number" if kind is int else "a number"
-    if is_open:
-        expected = f"{noun} above {low}" if low_excluded else f"{noun}, {low} or more"
-        expected += f", up to {high}" if kind is int else ""
-    else:
-        start = f"above {low} up to" if low_excluded else f"from {low} to"
-        expected = f"{noun} {start} {'below ' if high_excluded else ''}{high}"
     return read
 
 
-LARGEST_INT = 2**31 - 1  # what it counts would fit into no memory, and what it multiplies is finite
-count = number(int, 1)
-count_or_none = number(int, 0)
-length = number(int, SHORTEST_INPUT)  # of a sentence in tokens
-pair_length = number(int, SHORTEST_INPUT + 2)  # of two sentences: one more of them, one more [SEP]
-positive = number(float, 0, low_excluded=True)
-weight = number(float, 0)
-fraction = number(float, 0, 1)
-share = number(float, 0, 10**6, low_excluded=True)
-probability = number(float, 0, 1, high_excluded=True)
-seed = number(int, 0, 2**32 - 1)  # Run multiplies it, and torch takes 64 bits
+def at_least(low):
+    """A function that reads a whole number from `low` on."""
+    expected = f"a whole number, {low} or more, up to {LARGEST_INT}"
+    return number(int, lambda value: low <= value <= LARGEST_INT, expected)
+
+
+count = at_least(1)
+count_or_none = at_least(0)
+length = at_least(SHORTEST_INPUT)  # of a sentence in tokens
+pair_length = at_least(SHORTEST_INPUT + 2)  # of two sentences: one more of them, one more [SEP]
+positive = number(float, lambda value: 0 < value < math.inf, "a number above 0")
+weight = number(float, lambda value: 0 <= value < math.inf, "a number, 0 or more")
+fraction = number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+probability = number(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+up_to_million = number(float, lambda value: 0 < value <= 1e6, "a number above 0 up to 1000000")
+seed = number(  # Run multiplies it, and torch takes 64 bits
+    int, lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}"
+)
 
 
 def positive_numbers(text):
     """Numbers above 0, separated by commas. Their sum is finite."""
-    return [share(part) for part in text.split(",")]
+    return [up_to_million(part) for part in text.split(",")]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -405,7 +403,7 @@ def add_run_options(
     )
     add(
         "--cache-limit",
-        type=share,
+        type=up_to_million,
         metavar="GB",
         help="remove what was not used for longest beyond it; by default nothing",
     )
