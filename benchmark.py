@@ -1,7 +1,7 @@
 """How fast this project is, beside what people use instead, on this machine.
 
   train    our training loop (baselines.py --method kd) and sentence-transformers' trainer with its
-           MSELoss: same model, sentences, targets and batch size
+           MSELoss: same model, sentences, targets, batch size and dropout
   encode   common.encode_sentences and SentenceTransformer.encode: short sentences, passages, one
            sentence at a time
   search   the exact search of support/retrieval.py and faiss' flat index
@@ -58,6 +58,7 @@ from support.command_line import (
     add_device_option,
     count,
     run_main,
+    set_dropout,
     write_report,
 )
 from support.encoder import load_encoder, load_pretrained
@@ -76,6 +77,7 @@ PEERS = {  # the packages that a part compares with
 PIP_NAMES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss-cpu"}
 SMALL_LAYERS = "1,3,5"  # the student's, of all-MiniLM-L6-v2
 MAX_LENGTH = 64  # tokens, in training
+DROPOUTS = (0.0, 0.1)  # of both trainers: our default of a student that is cut, and BERT's own
 PASSAGE = 8  # sentences
 SINGLE_SENTENCES = 100  # encoded one at a time
 SEARCHED = 100_000  # vectors
@@ -211,7 +213,7 @@ def our_training(args, sentences_file, folder, dropout):
     return last["sentences_per_second"], last["peak_memory_mb"]
 
 
-def their_training(args, sentences, targets, folder):
+def their_training(args, sentences, targets, folder, dropout):
     """sentence-transformers' trainer -> sentences a second."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -224,6 +226,7 @@ def their_training(args, sentences, targets, folder):
     load_encoder(args.teacher, layers=args.student_layers).save(Path(folder) / "student")
     model = SentenceTransformer(str(Path(folder) / "student"), device=args.device)
     model.max_seq_length = MAX_LENGTH
+    set_dropout(model, SimpleNamespace(dropout=dropout))
     data = Dataset.from_dict({"sentence": sentences, "label": targets.tolist()})
     arguments = Arguments(
         output_dir=str(Path(folder) / "theirs"),
@@ -247,26 +250,29 @@ def compare_training(args):
     tokens = Tokens(teacher, sentences, MAX_LENGTH)
     targets = np.array(teacher_embeddings(teacher, tokens, args.device).array)
     student = load_encoder(args.teacher, layers=args.student_layers)
-    speeds = {0.0: [], 0.1: []}
-    theirs, limit = [], []
+    ours = {dropout: [] for dropout in DROPOUTS}
+    theirs = {dropout: [] for dropout in DROPOUTS}
+    limit = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sentences.txt"
         file.write_text("\n".join(sentences) + "\n", "utf-8")
         for number in range(args.rounds):
-            for dropout, values in speeds.items():
+            for dropout in DROPOUTS:
                 speed, memory = our_training(args, str(file), folder + "/run", dropout)
-                values.append(speed)
-            theirs.append(their_training(args, sentences, targets, folder))
+                ours[dropout].append(speed)
+                theirs[dropout].append(their_training(args, sentences, targets, folder, dropout))
             products = product_seconds(
                 student.model, tokens.lengths, args.batch_size, True, args.device
             )
             limit.append(args.batch_size / products)
             print(f"training, round {number + 1} of {args.rounds}", file=sys.stderr)
     if args.device != "cpu":
-        print_peak_share(args, student, tokens.lengths, speeds[0.0], memory)
+        print_peak_share(args, student, tokens.lengths, ours[DROPOUTS[0]], memory)
     return {
-        "training, sentences/s": Comparison(speeds[0.0], theirs, limit),
-        "training with dropout 0.1": Comparison(speeds[0.1], theirs, limit),
+        f"training with dropout {dropout:g}, sentences/s": Comparison(
+            ours[dropout], theirs[dropout], limit
+        )
+        for dropout in DROPOUTS
     }
 
 

@@ -1,6 +1,7 @@
 """benchmark.py: its arithmetic against hand counts, each part with small models."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,6 +73,32 @@ def test_training_encoding_and_search_are_compared(call_main, models_folder, fil
         assert len(rounds["ours"]) == len(rounds["theirs"]) == 1
         assert all(value > 0 for value in rounds["ours"] + rounds["theirs"]), name
         assert len(rounds["limit"]) == (1 if name.startswith("training") else 0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_their_trainer_has_the_dropout_of_ours(models_folder, monkeypatch, tmp_path, dropout):
+    pytest.importorskip("datasets", reason="no datasets: sentence-transformers' trainer needs it")
+    rates = []
+
+    class Trainer:
+        def __init__(self, model, arguments, data, loss):
+            dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+            rates.extend(module.p for module in dropouts)
+
+        def remove_callback(self, callback):
+            pass
+
+        def train(self):
+            return SimpleNamespace(metrics={"train_runtime": 2.0})
+
+    monkeypatch.setattr("sentence_transformers.SentenceTransformerTrainer", Trainer)
+    args = SimpleNamespace(
+        teacher=models_folder / "mean", student_layers="0,2", device="cpu", batch_size=2
+    )
+    targets = torch.zeros(4, 8).numpy()
+    speed = benchmark.their_training(args, ["A dog."] * 4, targets, tmp_path, dropout)
+    assert speed == 2.0
+    assert len(rates) > 2 and set(rates) == {dropout}
 
 
 @pytest.mark.slow
