@@ -1,52 +1,34 @@
-"""CKD, contrastive knowledge distillation: the method of DistilCSE.
+"""CKD, contrastive knowledge distillation: the method of DistilCSE. And KD, what it improves on.
 
 Gao, Wu, Wang, Wang, Zang, Wang, Hu: "DistilCSE: Effective Knowledge Distillation For Contrastive
 Sentence Embeddings", arXiv:2112.05638.
 
 Stage 1 (distill), on unlabeled sentences: from the student's embedding of a sentence, find the
 frozen teacher's embedding of it among the teacher's embeddings of other sentences, those of the
-batch and those of a memory bank. Stage 2 (finetune), on NLI triplets, without the teacher: find the
-entailed sentence among all entailed and contradicting sentences of the batch.
+batch and those of a memory bank. With --objective kd, come close to it in squared error instead.
+Stage 2 (finetune), on NLI triplets, without the teacher: find the entailed sentence among all
+entailed and contradicting sentences of the batch.
 
     sentence --> teacher (frozen) ----------------> h^T --> memory bank (teacher embeddings)
         |                                            |          |
         +-----> student --> h^S --> projection M --> InfoNCE <--+          stage 1, eq. 5 and 6
+                                +-> squared error to h^T                   --objective kd, eq. 2, 3
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
-What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - The paper gives no temperature. Here it is fixed at 0.05 in both stages. --learn-temperature
-    learns it as the authors' code does, from 1/e in stage 1 and from 1/20 in stage 2 on; there
-    stage 2 learns the scale 1/tau itself, here its logarithm.
-  - As in the authors' code: Adam with betas 0.9 and 0.98, gradient norm clipped at 1, cosine decay
-    after a warm-up of a tenth of an epoch, 64 tokens in training (the model's own maximum in
-    scoring), M with a bias, and a plain student read at [CLS] through its own pooler. The student
-    is scored and saved without M.
-  - The authors train on 8 GPUs with 512 sentences each in stage 1, and on 4 GPUs with 128 triplets
-    each, gathered, in stage 2. --batch-size is all of a step here, and by default 512 and 128.
-  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
-    a whole one with its own, as in the paper. --dropout sets it.
-  - The teacher is in eval mode. The authors' code leaves its dropout on.
-  - A batch holds sentences of similar length, which saves padding, so its in-batch negatives are
-    of similar length, too. --shuffle draws plain random batches.
-  - The bank is emptied when an epoch begins. Eq. 5 contrasts a sentence with other sentences, and
-    an embedding that the last epoch left behind may be of the same sentence.
-  - The student with the best dev score is kept over both stages. If stage 2 makes it worse, the
-    student of stage 1 is the result. Stage 1 ends after --patience epochs without progress, stage 2
-    trains all its epochs, as in the authors' code.
-  - M starts at random. --align starts it from principal components and a rotation, and
-    --keep-projection keeps it, which no paper does. Several --teacher are distilled together.
-  - The TinyBERT students are the second general version, on the Hub nreimers/TinyBERT_L-4_H-312_v2
-    and nreimers/TinyBERT_L-6_H-768_v2.
-  - The paper's baselines are in baselines.py, except for MetaKD, which needs labeled data of
-    several domains.
+Departures that change results (docs/ckd.md has all of them, next to the authors' code):
+  - tau is fixed at 0.05, which the paper does not state; --learn-temperature learns it.
+  - A student cut to --student-layers trains without dropout; the teacher never has any.
+  - A batch has sentences of similar length (--shuffle: random ones).
+  - The bank is emptied when an epoch begins, as eq. 5 contrasts with other sentences.
+  - KD is the mean over the batch without clipping, as in the authors' code; eq. 2 has the sum.
 
   python ckd.py --student bert-base-uncased         the paper's setting, 110M parameters
-  python ckd.py --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my-pairs.tsv
-  python ckd.py --demo                              two minutes on a CPU
+  python ckd.py --objective kd --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +42,15 @@ from torch import nn
 def cosine(a, b):
     """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M]."""
     return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+
+
+def mse_loss(student, teacher):
+    """Eq. 2: L_KD = 1/N sum_i 1/D sum_d (h_id^S - h_id^T)^2
+
+    Eq. 3 is the same with the projected student h_i^S M in the place of h_i^S. The paper prints the
+    sum over the batch. student, teacher [N, D]. Returns a scalar >= 0.
+    """
+    return (student - teacher).square().mean()
 
 
 def contrastive_distillation_loss(student, teacher, queue, temperature):
@@ -93,54 +84,23 @@ def supervised_contrastive_loss(anchor, positive, hard_negative, temperature):
 # --------------------------------------------------------------------------------------------------
 
 
-def pool(token_states, attention_mask, pooling):
-    """[N, L, H], [N, L] -> [N, H]: "cls", the state at [CLS], or "mean", over the real tokens."""
-    if pooling == "cls":
-        return token_states[:, 0]
-    mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-    return (token_states * mask).sum(dim=1) / mask.sum(dim=1)
+def embed(encoder, input_ids, attention_mask):
+    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32.
 
-
-class Student(nn.Module):
-    """An encoder, and the projection M of eq. 3 and 6.
-
-    encoder: has `model`, a transformer; `pooling`, "cls" or "mean"; `heads`, dense layers behind it
-    (a model's own pooler is one); `normalize`; `dimension`, that of an embedding.
-    add_head(linear, activation).
-    projected_dimension: the teacher's dimension D_T, or None for no projection. M is dropped after
-    stage 1, or with keep_projection it has no bias and becomes the encoder's last head.
+    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense
+    layers after it; `normalize`. The same for teacher and student, in training and scoring.
     """
-
-    def __init__(self, encoder, projected_dimension=None, keep_projection=False):
-        super().__init__()
-        self.encoder = encoder
-        self.heads = encoder.heads[:]  # without M
-        self.projection = nn.Identity()
-        if projected_dimension is None:
-            return
-        bias = not keep_projection
-        self.projection = nn.Linear(encoder.dimension, projected_dimension, bias)  # M
-        if keep_projection:
-            encoder.add_head(self.projection, nn.Identity())
-
-    @torch.no_grad()
-    def start_projection(self, alignment):
-        """Start M as the transpose of a matrix A [D_T, D], which maps teacher to student."""
-        self.projection.weight.copy_(alignment)
-        if self.projection.bias is not None:
-            self.projection.bias.zero_()
-
-    def forward(self, input_ids, attention_mask):
-        """[N, L], [N, L] -> h^S [N, D], in float32."""
-        token_states = self.encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
-        pooled = pool(token_states, attention_mask, self.encoder.pooling)  # [N, H]
-        embedding = self.heads(pooled).float()  # [N, D]
-        if self.encoder.normalize:
-            embedding = F.normalize(embedding, dim=-1)
-        return embedding
-
-
-LOWEST_TEMPERATURE = 0.01  # as in the authors' code
+    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    if encoder.pooling == "cls":
+        pooled = states[:, 0]
+    elif encoder.pooling == "lasttoken":
+        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        pooled = states[torch.arange(len(states), device=states.device), last]
+    else:
+        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+    embedding = encoder.heads(pooled).float()  # [N, D]
+    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
 class Temperature(nn.Module):
@@ -148,26 +108,12 @@ class Temperature(nn.Module):
 
     def __init__(self, temperature, learned):
         super().__init__()
+        logarithm = torch.tensor(math.log(temperature))
+        self.logarithm = nn.Parameter(logarithm) if learned else None
         self.fixed = temperature
-        if learned:
-            self.logarithm = nn.Parameter(torch.tensor(math.log(temperature)))
-        else:
-            self.logarithm = None
 
     def forward(self):
-        """tau, a number or a scalar tensor."""
         return self.fixed if self.logarithm is None else self.logarithm.exp()
-
-    @torch.no_grad()
-    def limit(self):
-        """Keep a learned tau above the lowest one, by moving the parameter itself."""
-        if self.logarithm is not None:
-            self.logarithm.clamp_(min=math.log(LOWEST_TEMPERATURE))
-
-
-# --------------------------------------------------------------------------------------------------
-# Memory bank
-# --------------------------------------------------------------------------------------------------
 
 
 class MemoryBank(nn.Module):
@@ -176,185 +122,250 @@ class MemoryBank(nn.Module):
     def __init__(self, size, dimension):
         super().__init__()
         self.register_buffer("keys", torch.zeros(size, dimension))
-        self.register_buffer("enqueued", torch.zeros((), dtype=torch.long))  # since the last clear
+        self.enqueued = 0  # since the last clear()
 
     def enqueue(self, embeddings):
-        """Put [N, dimension] in the place of the oldest."""
-        newest = max(0, len(embeddings) - len(self.keys))
-        embeddings = embeddings[newest:]
-        slots = self.enqueued + torch.arange(len(embeddings), device=self.keys.device)
-        self.keys[slots % len(self.keys)] = embeddings
-        self.enqueued += len(embeddings)
+        """Overwrite the N oldest entries with embeddings [N, dimension]."""
+        size = len(self.keys)
+        newest = embeddings[max(0, len(embeddings) - size) :]
+        end = self.enqueued + len(newest)
+        slots = torch.arange(self.enqueued, end, device=newest.device)
+        self.keys[slots % size] = newest
+        self.enqueued = end
 
     def embeddings(self):
         """[Q, dimension], Q <= size; None while the bank is empty."""
-        filled = min(int(self.enqueued), len(self.keys))
+        filled = min(self.enqueued, len(self.keys))
         return self.keys[:filled] if filled > 0 else None
 
     def clear(self):
-        self.enqueued.zero_()
+        self.enqueued = 0
+
+    def get_extra_state(self):  # goes into the checkpoint with the keys
+        return self.enqueued
+
+    def set_extra_state(self, enqueued):
+        self.enqueued = int(enqueued)
+
+
+class Student(nn.Module):
+    """An encoder, and the projection M of eq. 3 and 6, which is dropped after stage 1."""
+
+    def __init__(self, encoder, projection=None):
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection or nn.Identity()
 
 
 # --------------------------------------------------------------------------------------------------
 # Training
 # --------------------------------------------------------------------------------------------------
 
-from common import DataError, Tokens, table
-from support import distributed
-from support.alignment import align_by_sample
-from support.command_line import (
+import numpy as np
+
+from common import (
     DEMO,
+    MINILM,
     ArgumentParser,
-    add_alignment_options,
+    DataError,
+    Run,
+    Tokens,
     add_data_options,
     add_model_options,
     add_run_options,
-    check_negatives,
+    autocast,
+    average_gradients,
+    batches,
     count,
     count_or_none,
+    encode,
     evaluation_sets,
+    gather,
     load_student,
-    load_teachers,
+    load_teacher,
+    note,
+    own_rows,
     positive,
+    read_triplets,
     reload_student,
+    resolve,
+    rows_of,
     run_main,
+    save_encoder,
+    set_learning_rate,
+    spearman,
+    step_seed,
+    teacher_embeddings,
     training_sentences,
-    training_triplets,
 )
-from support.run import Run, set_learning_rate
-
-WARMUP = 10  # the learning rate rises for an epoch's steps divided by this
 
 
-def warmup_cosine(step):
-    """The learning rate of a Step, as a share of its peak: a linear rise, then half a cosine."""
-    warmup = max(1, step.epoch_steps // WARMUP)
-    if step.number < warmup:
-        return step.number / warmup
-    angle = math.pi * (step.number - warmup) / max(1, step.total - warmup)
-    return (1 + math.cos(angle)) / 2
+class Alignment(NamedTuple):
+    """What brings a teacher of another dimension into the student's own space."""
+
+    matrix: torch.Tensor  # A [D_T, D_S]
+    length: float  # of the student's embeddings, on average
+
+
+def align(teacher, student):
+    """t A with A = P Q: principal components, then a rotation. No paper does this.
+
+    P [D_T, D_S]: the directions along which the teacher's embeddings T [n, D_T] are longest, the
+    first eigenvectors of T^T T; the mean is not subtracted. Q = argmin |T P Q - S| over rotations Q
+    is U V^T of U Sigma V^T = (T P)^T S (orthogonal Procrustes, Schoenemann 1966). It moves T to
+    where the student's embeddings S [n, D_S] of the same sentences are.
+    """
+    teacher, student = teacher.astype(np.float64), student.astype(np.float64)
+    eigenvalues, eigenvectors = np.linalg.eigh(teacher.T @ teacher)  # rising
+    directions = eigenvectors[:, ::-1][:, : student.shape[1]]  # P [D_T, min(D_T, D_S)]
+    left, _, right = np.linalg.svd((teacher @ directions).T @ student, full_matrices=False)
+    kept = 100 * eigenvalues[::-1][: student.shape[1]].sum() / eigenvalues.sum()
+    note(f"alignment keeps {kept:.1f} % of the teacher's variance")
+    matrix = (directions @ (left @ right)).astype(np.float32)
+    length = float(np.linalg.norm(student.astype(np.float32), axis=1).mean())
+    return Alignment(torch.from_numpy(matrix), length)
+
+
+def warmup_cosine(step, epoch_steps, total):
+    """Share of the peak learning rate: rises for a tenth of an epoch, then falls as a cosine."""
+    warmup = max(1, epoch_steps // 10)
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
 
 
 def make_optimizer(parameters, lr):
     return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98), fused=True)
 
 
-def distill(student, sentences, targets, evaluation, run, args):
-    """Stage 1, section 3.1. sentences: Tokens of n; targets: the teacher's embedding of each."""
-    bank = MemoryBank(args.queue_size, targets.dimension).to(run.device)
-    temperature = Temperature(args.temperature, args.learn_temperature).to(run.device)
+def scores(encoder, sets):
+    """{name: Spearman x 100} on each of the scored pairs."""
+    return spearman(partial(encode, embed, encoder), sets)
+
+
+def distill(student, tokens, targets, alignment, dev, run, args):
+    """Stage 1, section 3.1. tokens of n sentences; targets [n, D_T]: the teacher's embeddings."""
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
+    temperature = Temperature(args.temperature, args.learn_temperature).to(args.device)
     parameters = [*student.parameters(), *temperature.parameters()]
     optimizer = make_optimizer(parameters, args.lr)
     student.train()
-    for step in run.steps(
-        "distill",
-        sentences.lengths,
-        [student, temperature, bank],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, student.encoder),
-        save=partial(student.encoder.save, run.folder),
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        patience=args.patience,
+    score = partial(scores, student.encoder, dev)
+    save = partial(save_encoder, student.encoder, run.folder)
+    done = run.begin("distill", total, [student, temperature, bank], optimizer, score, save)
+    for step, rows in batches(
+        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
     ):
-        if step.starts_epoch:
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        if step % epoch_steps == 1 or epoch_steps == 1:
             bank.clear()
-        set_learning_rate(optimizer, args.lr * warmup_cosine(step))
-        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
-        teacher = targets[step.rows]  # h^T [N, D_T]
-        with run.autocast():
-            embedding = student(input_ids, attention_mask)  # h^S [n, D]
-        embedding = step.gather(embedding)  # of all processes, [N, D]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
+        set_learning_rate(optimizer, args.lr * warmup_cosine(step, epoch_steps, total))
+        with autocast(args.device, args.precision):
+            own = embed(student.encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
+        embedding = gather(own, len(rows))  # h^S of all processes [N, D]
         projected = student.projection(embedding)  # h^S M [N, D_T]
-        loss = contrastive_distillation_loss(projected, teacher, bank.embeddings(), temperature())
-        run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        run.step(optimizer)
-        temperature.limit()
-        bank.enqueue(teacher)
-        step.log(loss=loss, temperature=temperature())
+        target = rows_of(targets, rows, args.device)  # h^T [N, D_T]
+        if args.objective == "kd":
+            if alignment:
+                target = alignment.length * F.normalize(target @ alignment.matrix.to(target), dim=1)
+            loss = mse_loss(projected, target)
+        else:
+            keys = bank.embeddings()
+            loss = contrastive_distillation_loss(projected, target, keys, temperature())
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
+        if args.objective == "ckd":
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if args.objective == "ckd":
+            bank.enqueue(target)
+        run.log(step, len(rows), loss=loss, temperature=temperature())
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
-def finetune(student, triplets, evaluation, run, args):
+def finetune(student, triplets, dev, run, args):
     """Stage 2, section 3.2. triplets: Tokens of n anchors, positives and hard negatives."""
-    anchors, positives, hard_negatives = triplets
-    temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(run.device)
+    lengths = sum(tokens.lengths for tokens in triplets)
+    epoch_steps = math.ceil(len(lengths) / args.finetune_batch_size)
+    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
+    temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
     parameters = [*student.parameters(), *temperature.parameters()]
     optimizer = make_optimizer(parameters, args.finetune_lr)
     student.train()
-    for step in run.steps(
-        "finetune",
-        anchors.lengths + positives.lengths + hard_negatives.lengths,
-        [student, temperature],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, student.encoder),
-        save=partial(student.encoder.save, run.folder),
-        epochs=args.finetune_epochs,
-        batch_size=args.finetune_batch_size,
-    ):
-        set_learning_rate(optimizer, args.finetune_lr * warmup_cosine(step))
-        with run.autocast():
-            anchor = student(*anchors.batch(step.own_rows, run.device))  # [n, D]
-            positive = student(*positives.batch(step.own_rows, run.device))
-            hard_negative = student(*hard_negatives.batch(step.own_rows, run.device))
-        anchor, positive, hard_negative = step.gather(anchor, positive, hard_negative)  # [N, D]
+    score = partial(scores, student.encoder, dev)
+    save = partial(save_encoder, student.encoder, run.folder)
+    done = run.begin("finetune", total, [student, temperature], optimizer, score, save)
+    size = args.finetune_batch_size
+    for step, rows in batches(lengths, size, args.seed, done, total, args.shuffle):
+        torch.manual_seed(step_seed(args.seed, step))
+        set_learning_rate(optimizer, args.finetune_lr * warmup_cosine(step, epoch_steps, total))
+        with autocast(args.device, args.precision):
+            own = [
+                embed(student.encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
+                for tokens in triplets
+            ]
+        anchor, positive, hard_negative = [gather(part, len(rows)) for part in own]  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
-        run.backward(loss, optimizer)
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        run.step(optimizer)
-        temperature.limit()
-        step.log(loss=loss, temperature=temperature())
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, temperature=temperature())
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
 # --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
 
-QUEUE_SIZE = 65536  # section 4.2
-TEMPERATURE = 0.05
-LEARNED_TEMPERATURE = math.exp(-1)  # where the authors' code starts in stage 1
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
+QUEUE_SIZE = 65536  # section 4.2
+ALIGNED = 10_000  # sentences that --align looks at
 
 
 def parse_args():
-    parser = ArgumentParser(
-        "CKD (DistilCSE): distill a sentence encoder. Defaults are the paper's.",
-        moved={
-            "--objective": "baselines.py --method kd and --method pkd are the paper's baselines"
-        },
-    )
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", student_pooling="pooler")
-    data = add_data_options(parser, NEWS_5M).add_argument
-    data(
-        "--triplets",
-        default="nli_for_simcse.csv",
-        help="stage 2: CSV with the columns sent0,sent1,hard_neg; %(default)s",
-    )
-    group = parser.add_argument_group("method (sections of the paper in brackets)")
-    add = group.add_argument
-    stages = ("distill", "finetune", "both")
-    add("--stage", choices=stages, default="both", help="stage 1 (3.1), stage 2 (3.2); %(default)s")
-    add("--projection", action="store_true", help="use M (eq. 6) also where dimensions are equal")
-    add_alignment_options(add, "start M (eq. 6) by principal components and a rotation")
-    add("--temperature", type=positive, help="tau of eq. 5; 0.05, or learned from 0.368 on")
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
+    add_data_options(parser, NEWS_5M)
+    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    add("--objective", choices=("ckd", "kd"), default="ckd", help="stage 1 (default: %(default)s)")
+    stages = "1 (3.1), 2 (3.2) (default: both; distill for --train without --triplets)"
+    add("--stage", choices=("distill", "finetune", "both"), help=stages)
+    add("--align", action="store_true", help="bring the teacher into the student's space first")
+    add("--projection", action="store_true", help="use M also where dimensions are equal")
+    add("--temperature", type=positive, help="tau of eq. 5 (default: 0.05, or learned from 0.368)")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
+    bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; 4.2)"
+    add("--queue-size", type=count_or_none, help=bank)
+    add("--epochs", type=count, default=20, help="stage 1 (default: %(default)s; 4.2)")
+    add("--batch-size", type=count, default=512, help="stage 1 (default: %(default)s; 4.2)")
+    sizes = "110M parameters, 3e-4 for fewer; 4.2"
+    add("--lr", type=positive, help=f"stage 1 (default: 2e-4 for {sizes})")
+    add("--triplets", help="stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; 4.1)")
+    tau = "tau of eq. 7 (default: %(default)s)"
+    add("--finetune-temperature", type=positive, default=0.05, help=tau)
+    add("--finetune-epochs", type=count, default=5, help="stage 2 (default: %(default)s; 4.2)")
     add(
-        "--queue-size",
-        type=count_or_none,
-        help=f"of the memory bank; {QUEUE_SIZE} (4.2), or what an epoch fills; 0: none, eq. 4",
+        "--finetune-batch-size", type=count, default=128, help="stage 2 (default: %(default)s; 4.2)"
     )
-    add("--epochs", type=count, default=20, help="stage 1; %(default)s (4.2)")
-    add("--batch-size", type=count, default=512, help="stage 1; %(default)s (4.2)")
-    add("--lr", type=positive, help="stage 1; 2e-4 for 110M parameters, 3e-4 for fewer (4.2)")
-    add("--finetune-temperature", type=positive, default=0.05, help="tau of eq. 7; %(default)s")
-    add("--finetune-epochs", type=count, default=5, help="stage 2; %(default)s (4.2)")
-    add("--finetune-batch-size", type=count, default=128, help="stage 2; %(default)s (4.2)")
-    add("--finetune-lr", type=positive, help="stage 2; 1e-5 for 52M parameters, else 5e-5 (4.2)")
-    add_run_options(parser, "runs/ckd", max_length=64, eval_steps=125, patience=3)
+    sizes = "52M parameters, else 5e-5; 4.2"
+    add("--finetune-lr", type=positive, help=f"stage 2 (default: 1e-5 for {sizes})")
+    add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125, patience=3)
     args = parser.parse(
-        demo_defaults=dict(
-            **DEMO,
-            triplets="demo",
+        demo=dict(
+            teacher=MINILM,
+            student_layers="1,3,5",
+            train=f"{DEMO}/sentences.txt",
+            dev=f"{DEMO}/dev.tsv",
+            triplets=f"{DEMO}/triplets.csv",
             output="runs/ckd-demo",
             epochs=1,
             batch_size=64,
@@ -365,98 +376,99 @@ def parse_args():
             finetune_lr=2e-5,
         )
     )
+    if args.stage is None:
+        args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
+    args.triplets = args.triplets or "nli_for_simcse.csv"
     if args.temperature is None:
-        args.temperature = LEARNED_TEMPERATURE if args.learn_temperature else TEMPERATURE
+        args.temperature = math.exp(-1) if args.learn_temperature else 0.05
+    if args.max_length is None:
+        args.max_length = 64 if args.objective == "ckd" else 128
     return args
 
 
 def choose_learning_rates(args, encoder):
     """Section 4.2: they depend on the number of the student's parameters."""
     millions = sum(value.numel() for value in encoder.parameters()) / 1e6
-    if args.lr is None:
-        args.lr = 2e-4 if millions > 80 else 3e-4
-    if args.finetune_lr is None:
-        args.finetune_lr = 1e-5 if 30 < millions <= 80 else 5e-5
+    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
+    args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
 
 
 def choose_queue_size(args, sentences):
-    """An epoch fills the bank with all sentences but the last batch. Raises DataError."""
-    filled = max(0, sentences - args.batch_size)
+    """As many entries as an epoch can fill before its last batch. Raises DataError."""
+    full = (math.ceil(sentences / args.batch_size) - 1) * args.batch_size
     if args.queue_size is None:
-        args.queue_size = min(QUEUE_SIZE, filled)
-        distributed.note(f"memory bank: {args.queue_size} embeddings")
-    elif args.queue_size > filled:
-        problem = f"{sentences} sentences without a batch fill {filled} in an epoch"
-        raise DataError(f"--queue-size {args.queue_size}: {problem}")
-    if args.queue_size == 0:
-        check_negatives(sentences, args.batch_size)
+        args.queue_size = min(QUEUE_SIZE, full)
+    if args.objective == "kd":
+        return
+    if args.queue_size > full:
+        raise DataError(f"--queue-size {args.queue_size}: {sentences} sentences fill only {full}")
+    if min(sentences, args.batch_size + args.queue_size) < 2:
+        raise DataError("a contrastive loss needs two sentences, in a batch or the memory bank")
 
 
 def build_student(encoder, sentences, targets, args):
-    """The student of stage 1, with M where the dimensions differ or an option asks for it."""
-    asked_for = args.projection or args.align or args.keep_projection
-    if not asked_for and targets.dimension == encoder.dimension:
-        return Student(encoder)
+    """-> Student, with M where dimensions differ or an option asks for it; Alignment or None."""
+    alignment = None
     if args.align:
-        alignment = align_by_sample(targets, encoder, sentences, args.seed)
+        rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
+        own = encode(embed, encoder, [sentences[row] for row in rows], title="alignment")
+        alignment = align(targets[rows], own)
     torch.manual_seed(args.seed)  # M starts at random
-    student = Student(encoder, targets.dimension, args.keep_projection)
+    dimension = targets.shape[1]
+    in_student_space = args.align and args.objective == "kd"
+    wanted = args.align or args.projection or dimension != encoder.dimension
+    if in_student_space or not wanted:
+        return Student(encoder), alignment
+    projection = nn.Linear(encoder.dimension, dimension).to(args.device)  # M
     if args.align:
-        student.start_projection(torch.from_numpy(alignment.matrix))
-    return student
+        nn.init.zeros_(projection.bias)
+        projection.weight.data.copy_(alignment.matrix)
+    return Student(encoder, projection), alignment
 
 
-def run_stage_1(encoder, sentences, teachers, evaluation, run, args):
-    """Distill the teacher into the encoder, score the result."""
-    tokenize = partial(Tokens, sentences=sentences, max_length=args.max_length)
-    targets = teachers.embeddings(tokenize, args.device)
-    student = build_student(encoder, sentences, targets, args)
+def run_distill(encoder, teacher, sentences, sets, run, args):
+    """Stage 1 from data to scores."""
+    teach = partial(teacher_embeddings, embed, teacher)
+    targets = teach(sentences, args.max_length, args.precision)
+    student, alignment = build_student(encoder, sentences, targets, args)
     tokens = Tokens(encoder, sentences, args.max_length)
-    distill(student.to(args.device), tokens, targets, evaluation, run, args)
-    title = "student after stage 1"
-    run.finish("distill", {title: evaluation.scores(reload_student(run.folder, args), title)})
+    distill(student, tokens, targets, alignment, {"dev": sets["dev"]}, run, args)
+    run.finish({"student after stage 1": scores(reload_student(run.folder, args), sets)})
 
 
-def run_stage_2(encoder, triplets, evaluation, run, args):
-    """Fine-tune the encoder on triplets of sentences, score the result."""
-    tokens = [Tokens(encoder, sentences, args.max_length) for sentences in triplets]
-    student = Student(encoder).to(args.device)
-    finetune(student, tokens, evaluation, run, args)
-    title = "student after stage 2"
-    run.finish("finetune", {title: evaluation.scores(reload_student(run.folder, args), title)})
+def run_finetune(encoder, triplets, sets, run, args):
+    """Stage 2 from data to scores."""
+    tokens = [Tokens(encoder, texts, args.max_length) for texts in triplets]
+    finetune(Student(encoder), tokens, {"dev": sets["dev"]}, run, args)
+    run.finish({"student after stage 2": scores(reload_student(run.folder, args), sets)})
 
 
 def main():
     args = parse_args()
     run = Run(args)
-    stages = ("distill", "finetune") if args.stage == "both" else (args.stage,)
-    evaluation = evaluation_sets(args)
-    encoder = load_student(args, default_pooling="pooler")
-    choose_learning_rates(args, encoder)
-    if "distill" in stages:
-        sentences = training_sentences(args.train)
+    sets = evaluation_sets(args)
+    encoder = load_student(args, default="pooler")
+    inputs = dict(dev=sets["dev"])
+    if args.stage != "finetune":
+        inputs["train"] = sentences = training_sentences(args.train)
+        inputs["teacher"] = teacher = load_teacher(args)
         choose_queue_size(args, len(sentences))
-        teachers = load_teachers(args)
-    if "finetune" in stages:
-        triplets = training_triplets(args.triplets)
+    if args.stage != "distill":
+        inputs["triplets"] = triplets = read_triplets(resolve(args.triplets))
+    choose_learning_rates(args, encoder)
 
-    run.start()
+    run.start(**inputs)
+    if run.is_new() and args.stage != "finetune":
+        run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
     if run.is_new():
-        if "distill" in stages:
-            run.scores.update(teachers.scores(evaluation))
-        run.scores["student before"] = evaluation.scores(encoder, "student before")
-    if "distill" in stages and not run.finished("distill"):
-        run_stage_1(encoder, sentences, teachers, evaluation, run, args)
-    if "distill" in stages:
+        run.scores["student before"] = scores(encoder, sets)
+    if args.stage != "finetune" and not run.finished("distill"):
+        run_distill(encoder, teacher, sentences, sets, run, args)
+    if args.stage == "both":
         encoder = reload_student(run.folder, args)
-    if "finetune" in stages and not run.finished("finetune"):
-        run_stage_2(encoder, triplets, evaluation, run, args)
-    run.write_card(
-        f"Distilled by `ckd.py` (DistilCSE, arXiv:2112.05638), stages: {' and '.join(stages)}.",
-        student=args.student or args.teacher,
-        teachers=[args.teacher, *args.other_teachers],
-    )
-    print(table(run.scores))
+    if args.stage != "distill" and not run.finished("finetune"):
+        run_finetune(encoder, triplets, sets, run, args)
+    run.write_card(f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), {args.objective}.")
 
 
 if __name__ == "__main__":

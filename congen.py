@@ -2,73 +2,34 @@
 
 Limkonchotiwat, Ponwitayarat, Lowphansirikul, Udomcharoenchaikit, Chuangsuwanich, Nutanong: "ConGen:
 Unsupervised Control and Generalization Distillation For Sentence Representation", Findings of
-EMNLP 2022.
+EMNLP 2022, aclanthology.org/2022.findings-emnlp.483.
 
-Every sentence has two views, the second in other words: a back-translation, a translation, a
-paraphrase, or the sentence without some of its words. The frozen teacher embeds the first view
-only, the student embeds both. An embedding's similarity distribution is a softmax over its cosines
-to an instance queue, which contains the teacher's embeddings of this and earlier batches. The
-student learns to give both views the distribution that the teacher gives the first one: the first
-view, to see what the teacher sees (control), and the second, to see it whatever the wording
-(generalize).
+Each sentence has two views; the second says the same in other words. The frozen teacher embeds the
+first view only, the student embeds both. A similarity distribution is a softmax over the cosines of
+an embedding with the teacher embeddings in an instance queue. The student learns to give both its
+embeddings the distribution of the teacher's: that of the first view, which the teacher has seen
+(control), and that of the second, so that the wording makes no difference (generalize).
 
     first view --> teacher (frozen) --> z_ref --> instance queue D (newest in, oldest out)
-        |                                 |
-        |                                 +--> P_ref = p(z_ref, D, tau^T)
-        +--------> student --> z_con --------> P_con = p(z_con, D, tau^S)        eq. 1
-    second view -> student --> z_gen --------> P_gen = p(z_gen, D, tau^S)
-    loss = alpha CE(P_ref, P_con) + (1 - alpha) CE(P_ref, P_gen)                 eq. 2
+        |                                 +-----> P_ref = p(z_ref, D, tau^T)
+        +--------> student --> z_con -----------> P_con = p(z_con, D, tau^S)        eq. 1
+    second view -> student --> z_gen -----------> P_gen = p(z_gen, D, tau^S)
+    loss = alpha CE(P_ref, P_con) + (1 - alpha) CE(P_ref, P_gen)                    eq. 2
 
-What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - The views of the paper, NLI sentences through Google's translator, are not on the Hub. The
-    authors' page links a file of pairs, which --pairs reads. Without it the first view is a
-    sentence of SimCSE's NLI file as it stands, and word deletion, the best way of Table 6 that
-    needs no translator, makes the second, afresh at every step. A second view that has no words
-    left is the first view.
-  - Table 6 gives no rate of synonym replacement. Here it is a tenth of the words, if they stand in
-    their base form, and WordNet's first sense gives the synonyms.
-  - The queue starts with random training sentences. Here they are also trained on, and the oldest
-    embeddings leave the queue before a batch is scored (section 3.2). The authors' code keeps these
-    sentences out of the training data and removes the oldest after the batch is scored.
-  - The default teacher is read at [CLS], as it was trained. The authors' train_congen.sh passes its
-    name to sentence-transformers, which takes a mean: --teacher-pooling mean.
-  - As in the authors' code: linear decay after the warm-up, AdamW with weight decay 0.01 (there
-    without biases and norms), gradient norm clipped at 1. The authors' AdamW does not correct the
-    bias of its moments, torch's does; their first step has a learning rate of 0, here it has that
-    of their second. They train in fp16 with the loss in it, here the loss is in float32.
-  - Training reads 128 tokens, of teacher and student alike, and scoring the model's own maximum.
-    In the authors' code the student is also scored at 128, and the teacher reads its own maximum.
-  - The dev score is Spearman's of the cosine. In the authors' code it is the best of four: cosine,
-    dot product, Euclidean and Manhattan distance. Both score every 512 steps; there the steps are
-    counted anew in every epoch, whose end is scored, too.
-  - Training ends after 7 epochs (--patience) without a better dev score, wherever in an epoch the
-    best one was. In the authors' code the scores at the ends of epochs alone count for that.
-  - The best dev score starts from that of the student with its new head, not of the headless
-    encoder ("student before" in the table at the end), and in the authors' code from nothing.
-  - A batch holds sentences of similar length, which saves padding. --shuffle draws plain random
-    batches, as the authors' code does.
-  - A student cut to --student-layers trains without dropout, which is better there (RESULTS.md),
-    a whole one with its own, as in the paper. --dropout sets it.
-  - In one public version of the authors' code, generalize does not read the second view.
-  - The head, linear + tanh, starts at random. --head identity starts it as the identity matrix,
-    which is better for a student initialized from teacher layers, and --align from the data, for a
-    teacher of another dimension. A student that ends in a dense layer of the teacher's dimension
-    already gets no other. Several --teacher are distilled together.
-  - A student that Table 7 does not name, or that --student-layers cuts, takes the settings of the
-    student nearest in size.
-  - alpha = 1, control only, is SEED (Fang et al. 2021), and computes no second view. The baselines
-    L2, Dual-L2 and SKD are in baselines.py, and ckd.py is CKD.
+Departures that change results (docs/congen.md has all of them, next to the authors' code):
+  - Without --pairs, words are deleted for the second view; the paper's views are back-translations.
+  - The default teacher is pooled at [CLS], as it was trained; the authors' command takes a mean.
+  - The sentences that fill the queue at the start are also trained on.
+  - A student cut to --student-layers trains without dropout.
+  - A batch has sentences of similar length (--shuffle: random ones).
 
   python congen.py --student bert-base-uncased         the paper's setting, with word deletion
-  python congen.py --student distilbert-base-multilingual-cased --pairs en-de.tsv    multilingual
-  python sweep.py congen.py "queue-size=128,1024,16384,65536" -- --student bert-base-uncased
-      Figure 4; the scores on test are at the end of each setting's log
-  python congen.py --demo                              two minutes on a CPU
+  python congen.py --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
 import math
+from collections import OrderedDict
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -104,11 +65,11 @@ def congen_loss(
 ):
     """Eq. 2: L = alpha CE(P_ref, P_con) + (1 - alpha) CE(P_ref, P_gen)
 
-    with CE(P, Q) = -sum_j P_j log Q_j, P_ref = p(z_ref, D, tau^T) of the teacher's embedding of the
-    first view, P_con = p(z_con, D, tau^S) and P_gen = p(z_gen, D, tau^S) of the student's
-    embeddings of the first and the second view, p of eq. 1.
-    Embeddings [N, D] each; queue D [K, D]; temperatures tau > 0; alpha from 0 to 1. Returns the
-    mean over the batch, a scalar >= 0.
+    with CE(P, Q) = -sum_j P_j log Q_j and the distributions of eq. 1: P_ref = p(z_ref, D, tau^T) of
+    the teacher's embedding of the first view, P_con = p(z_con, D, tau^S) and P_gen = p(z_gen, D,
+    tau^S) of the student's embeddings of the first and the second view. Embeddings [N, D] each;
+    queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al. 2021). Returns
+    the mean over the batch, a scalar >= 0.
     """
     reference = similarity_distribution(teacher_reference, queue, teacher_temperature)  # [N, K]
     # cross_entropy() takes the log of eq. 1 itself, which stays finite at low temperatures.
@@ -122,47 +83,41 @@ def congen_loss(
 # --------------------------------------------------------------------------------------------------
 
 
-def pool(token_states, attention_mask, pooling):
-    """[N, L, H], [N, L] -> [N, H]: "cls", the state at [CLS], or "mean", over the real tokens."""
-    if pooling == "cls":
-        return token_states[:, 0]
-    mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-    return (token_states * mask).sum(dim=1) / mask.sum(dim=1)
+def embed(encoder, input_ids, attention_mask):
+    """Token ids and mask, [N, L] each -> embeddings z [N, D] in float32.
 
-
-class Student(nn.Module):
-    """An encoder that ends in linear + tanh to the teacher's dimension (section 4.1).
-
-    encoder: has `model`, a transformer; `pooling`, "cls" or "mean" (the paper's); `heads`, dense
-    layers behind it; `dimension`, that of an embedding; add_head(linear, activation). If its last
-    head has the teacher's dimension already, it stays as it is.
-    dimension: the teacher's. head: how the linear layer starts, "random", "identity", or from
-    `alignment`, a matrix A [D_T, D] that maps the teacher's embeddings to the student's.
+    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense
+    layers after it; `normalize`. The same for teacher and student, in training and scoring, except
+    that training leaves out the L2 normalization, which makes no difference to eq. 1.
     """
-
-    def __init__(self, encoder, dimension, head="random", alignment=None):
-        super().__init__()
-        if len(encoder.heads) == 0 or encoder.dimension != dimension:
-            linear = nn.Linear(encoder.dimension, dimension)
-            if head == "identity":
-                nn.init.eye_(linear.weight)
-                nn.init.zeros_(linear.bias)
-            if alignment is not None:
-                linear.weight.data.copy_(alignment)
-                nn.init.zeros_(linear.bias)
-            encoder.add_head(linear, nn.Tanh())
-        self.encoder = encoder
-
-    def forward(self, input_ids, attention_mask):
-        """[N, L], [N, L] -> z^S [N, D] in float32, not L2-normalized: eq. 1 takes cosines."""
-        token_states = self.encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
-        pooled = pool(token_states, attention_mask, self.encoder.pooling)  # [N, H]
-        return self.encoder.heads(pooled).float()  # [N, D]
+    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    if encoder.pooling == "cls":
+        pooled = states[:, 0]
+    elif encoder.pooling == "lasttoken":
+        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        pooled = states[torch.arange(len(states), device=states.device), last]
+    else:
+        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+    embedding = encoder.heads(pooled).float()  # [N, D]
+    normalized = encoder.normalize and not encoder.training
+    return F.normalize(embedding, dim=-1) if normalized else embedding
 
 
-# --------------------------------------------------------------------------------------------------
-# Instance queue
-# --------------------------------------------------------------------------------------------------
+def add_head(encoder, dimension, start="random"):
+    """Let the encoder end in linear + tanh to the teacher's dimension (section 4.1). In place.
+
+    encoder: as in embed(), with its `dimension`. If its last head has the teacher's dimension
+    already, it stays as it is. start: "random", or "identity", which suits a student that begins as
+    layers of its teacher. The head is part of the student, also after training.
+    """
+    if encoder.heads and encoder.dimension == dimension:
+        return
+    linear = nn.Linear(encoder.dimension, dimension)
+    if start == "identity":
+        nn.init.eye_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    encoder.heads.append(nn.Sequential(OrderedDict(linear=linear, activation=nn.Tanh())))
 
 
 class InstanceQueue(nn.Module):
@@ -171,15 +126,15 @@ class InstanceQueue(nn.Module):
     def __init__(self, embeddings):
         super().__init__()
         self.register_buffer("embeddings", embeddings)
-        next_slot = torch.zeros((), dtype=torch.long, device=embeddings.device)
-        self.register_buffer("next_slot", next_slot)  # that of the oldest embedding
+        oldest = torch.zeros((), dtype=torch.long, device=embeddings.device)
+        self.register_buffer("oldest", oldest)  # its row
 
     def enqueue(self, embeddings):
-        """Put [N, D], N <= K, in the place of the N oldest."""
+        """Overwrite the N oldest entries with embeddings [N, D], N <= K."""
         size = len(self.embeddings)
-        slots = self.next_slot + torch.arange(len(embeddings), device=embeddings.device)
-        self.embeddings[slots % size] = embeddings
-        self.next_slot = (self.next_slot + len(embeddings)) % size
+        rows = self.oldest + torch.arange(len(embeddings), device=embeddings.device)
+        self.embeddings[rows % size] = embeddings
+        self.oldest = (self.oldest + len(embeddings)) % size
 
 
 # --------------------------------------------------------------------------------------------------
@@ -188,76 +143,109 @@ class InstanceQueue(nn.Module):
 
 import numpy as np
 
-from common import DataError, Tokens, table
-from support import distributed
-from support.alignment import align_by_sample
-from support.command_line import (
+from common import (
     DEMO,
+    MINILM,
     ArgumentParser,
+    DataError,
+    Run,
+    Tokens,
     add_data_options,
     add_model_options,
     add_run_options,
+    autocast,
+    average_gradients,
+    batches,
+    columns,
     count,
+    encode,
     evaluation_sets,
     fraction,
+    gather,
     load_student,
-    load_teachers,
+    load_teacher,
+    note,
+    own_rows,
     positive,
+    read_rows,
     reload_student,
+    rows_of,
     run_main,
+    save_encoder,
+    set_learning_rate,
+    spearman,
+    step_seed,
+    teacher_embeddings,
+    training_sentences,
 )
-from support.run import Run, set_learning_rate
-from support.views import add_view_options, load_views
 
-WARMUP = 10  # the learning rate rises for all steps divided by this (section 4.1)
+DELETION_RATE = 0.1  # Table 6
 
 
-def warmup_linear(step):
-    """The learning rate of a Step, as a share of its peak: a linear rise, then a linear fall."""
-    warmup = math.ceil(step.total / WARMUP)
-    left = step.total + 1 - step.number
-    return min(step.number / warmup, left / (step.total + 1 - warmup))
+def warmup_linear(step, total):
+    """Share of the peak learning rate: rises for a tenth of all steps (section 4.1), then falls."""
+    warmup = math.ceil(total / 10)
+    return min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
 
 
-def first_queue(targets, args):
-    """The teacher's embeddings of K random training sentences (section 4.1)."""
-    order = np.random.default_rng(args.seed).permutation(len(targets))
-    return InstanceQueue(targets[order[: args.queue_size]])
+def delete_words(sentence, random):
+    """Delete each word with probability 10 %; a sentence left without words stays as it is."""
+    words = [word for word in sentence.split() if random.random() >= DELETION_RATE]
+    return " ".join(words) or sentence
 
 
-def distill(student, views, targets, evaluation, run, args):
-    """Section 3.3. views: the two views of n sentences; targets: z_ref of each."""
-    encoder = student.encoder
-    first_views = Tokens(encoder, views.sentences, args.max_length)
-    queue = first_queue(targets, args)
-    optimizer = torch.optim.AdamW(
-        student.parameters(), lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True
-    )
+class Views(NamedTuple):
+    """Both views of n sentences, two lists of str; second: None to delete words of the first."""
+
+    first: list
+    second: list | None
+
+    def second_of(self, rows, seed):
+        """Row numbers [N] -> list of N str. What is deleted depends on rows and seed alone."""
+        if self.second is not None:
+            return [self.second[row] for row in rows]
+        random = np.random.default_rng(seed)
+        return [delete_words(self.first[row], random) for row in rows]
+
+
+def scores(encoder, sets):
+    """{name: Spearman x 100} on each of the scored pairs."""
+    return spearman(partial(encode, embed, encoder), sets)
+
+
+def distill(student, views, targets, dev, run, args):
+    """Section 3. views of n sentences; targets [n, D]: the teacher's embeddings of the first."""
+    tokens = Tokens(student, views.first, args.max_length)
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
+    queue = InstanceQueue(rows_of(targets, start, args.device))  # random sentences (section 4.1)
+    parameters = list(student.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
     student.train()
-    for step in run.steps(
-        "distill",
-        first_views.lengths,
-        [student, queue],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, encoder),
-        save=partial(encoder.save, run.folder),
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        patience=args.patience,
+    score = partial(scores, student, dev)
+    save = partial(save_encoder, student, run.folder)
+    done = run.begin("distill", total, [student, queue], optimizer, score, save)
+    for step, rows in batches(
+        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
     ):
-        set_learning_rate(optimizer, args.lr * warmup_linear(step))
-        reference = targets[step.rows]  # z_ref [N, D]: the teacher never sees the second view
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
+        set_learning_rate(optimizer, args.lr * warmup_linear(step, total))
+        reference = rows_of(targets, rows, args.device)  # z_ref [N, D]: of the first view only
         queue.enqueue(reference)  # before the loss, section 3.2
-        with run.autocast():
-            control = student(*first_views.batch(step.own_rows, run.device))  # z_con [n, D]
-        generalize = control  # without a second view if its weight, 1 - alpha, is 0
+        with autocast(args.device, args.precision):
+            own = embed(student, *tokens.batch(own_rows(rows), args.device))  # [n, D]
+        control = gather(own, len(rows))  # z_con of all processes [N, D]
+        generalize = control  # of no weight if alpha is 1
         if args.alpha < 1:
-            texts = views.second(step.rows, [args.seed, step.number])
-            second_views = Tokens(encoder, texts[step.own], args.max_length)
-            own = range(len(second_views))
-            with run.autocast():
-                generalize = student(*second_views.batch(own, run.device))  # z_gen [n, D]
-        control, generalize = step.gather(control, generalize)  # of all processes, [N, D]
+            texts = views.second_of(rows, [args.seed, step])  # N
+            second = Tokens(student, texts, args.max_length)
+            positions = own_rows(np.arange(len(rows)))  # in the batch
+            with autocast(args.device, args.precision):
+                own = embed(student, *second.batch(positions, args.device))  # [n, D]
+            generalize = gather(own, len(rows))  # z_gen of all processes [N, D]
         loss = congen_loss(
             control,
             generalize,
@@ -267,18 +255,19 @@ def distill(student, views, targets, evaluation, run, args):
             args.student_temperature,
             args.alpha,
         )
-        run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        run.step(optimizer)
-        step.log(loss=loss)
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss)
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
 # --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
-
-
-SMALLEST_QUEUE = 2
 
 
 class Setting(NamedTuple):
@@ -305,142 +294,101 @@ TABLE_7 = {
     "Multilingual-DistilBERT": Setting(0.05, 0.07, 65536, 3e-4, 134),
     "Multilingual-MiniLM-L12": Setting(0.05, 0.07, 65536, 3e-4, 117),
 }
-HUB_NAMES = {  # the end of a model's name on the Hub, lowercase -> its row of Table 7
-    "bert_uncased_l-2_h-128_a-2": "BERT-Tiny",
-    "bert-tiny": "BERT-Tiny",
-    "bert_uncased_l-4_h-256_a-4": "BERT-Mini",
-    "bert-mini": "BERT-Mini",
-    "tinybert_general_4l_312d": "Tiny-BERT-L4",
-    "tinybert_l-4_h-312_v2": "Tiny-BERT-L4",
-    "minilm-l3-h384-uncased": "MiniLM-L3",
-    "minilm-l6-h384-uncased": "MiniLM-L6",
-    "bert_uncased_l-4_h-512_a-8": "BERT-Small",
-    "bert-small": "BERT-Small",
-    "minilm-l12-h384-uncased": "MiniLM-L12",
-    "tinybert_general_6l_768d": "Tiny-BERT-L6",
-    "tinybert_l-6_h-768_v2": "Tiny-BERT-L6",
-    "bert-base-uncased": "BERT-base",
-    "bert-base-cased": "BERT-base",
-    "roberta-base": "RoBERTa-base",
-    "distilbert-base-multilingual-cased": "Multilingual-DistilBERT",
-    "multilingual-minilm-l12-h384": "Multilingual-MiniLM-L12",
-}
 
 
 def parse_args():
-    parser = ArgumentParser(
-        "ConGen: distill a sentence encoder. Defaults are the paper's.",
-        moved={
-            "--objective": "baselines.py --method l2, dual-l2 and skd are the paper's baselines, "
-            "ckd.py is CKD, and --alpha 1 is SEED"
-        },
-    )
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
     add_data_options(parser, "nli_for_simcse.csv")
-    add_view_options(parser)
-    add = parser.add_argument_group("method (sections of the paper in brackets)").add_argument
-    heads = ("random", "identity")
-    add("--head", choices=heads, default="random", help="how it starts (4.1); %(default)s")
-    add(
-        "--align",
-        action="store_true",
-        help="start the head by principal components and a rotation; see support/alignment.py",
-    )
-    alpha_help = "weight of control; 1 - alpha is that of generalize (Table 5); %(default)s"
-    add("--alpha", type=fraction, default=0.5, help=alpha_help)
-    add("--epochs", type=count, default=20, help="%(default)s (4.1)")
-    add("--batch-size", type=count, default=128, help="%(default)s (4.1)")
-    by_student = "by default that of the student in Table 7"
-    add("--lr", type=positive, help=f"highest learning rate; {by_student}")
-    add("--teacher-temperature", type=positive, help=f"tau^T of eq. 2; {by_student}")
-    add(
-        "--student-temperature",
-        "--temperature",
-        type=positive,
-        help=f"tau^S of eq. 2; {by_student}",
-    )
-    add("--queue-size", type=count, help=f"K; {by_student}, or the number of sentences")
+    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    pairs = "both views of each sentence (TSV of two columns), instead of --train"
+    add("--pairs", help=f"{pairs} (default: words are deleted; Table 6)")
+    starts = "how the linear layer of the head starts (default: %(default)s; 4.1)"
+    add("--head", choices=("random", "identity"), default="random", help=starts)
+    share = "weight of control; 1 - alpha is that of generalize (default: %(default)s; Table 5)"
+    add("--alpha", type=fraction, default=0.5, help=share)
+    add("--epochs", type=count, default=20, help="(default: %(default)s; 4.1)")
+    add("--batch-size", type=count, default=128, help="(default: %(default)s; 4.1)")
+    by_student = "(default: by the student, Table 7)"
+    add("--lr", type=positive, help=f"highest learning rate {by_student}")
+    add("--teacher-temperature", type=positive, help=f"tau^T of eq. 2 {by_student}")
+    tau = "--student-temperature"
+    add(tau, "--temperature", type=positive, help=f"tau^S of eq. 2 {by_student}")
+    size = "instance queue size K (default: by the student, Table 7, or all sentences)"
+    add("--queue-size", type=count, help=size)
     add_run_options(parser, "runs/congen", max_length=128, eval_steps=512, patience=7)
     return parser.parse(
-        demo_defaults=dict(
-            **DEMO, output="runs/congen-demo", epochs=1, batch_size=64, eval_steps=50
+        demo=dict(
+            teacher=MINILM,
+            student_layers="1,3,5",
+            train=f"{DEMO}/sentences.txt",
+            dev=f"{DEMO}/dev.tsv",
+            output="runs/congen-demo",
+            epochs=1,
+            batch_size=64,
+            eval_steps=50,
         )
     )
 
 
-def row_of_table_7(args, encoder):
-    """The row that names the student, else that of the student nearest in size."""
-    name = Path(args.student or "").name.lower()
-    if name in HUB_NAMES and not args.student_layers:
-        return HUB_NAMES[name]
-    millions = sum(value.numel() for value in encoder.parameters()) / 1e6
-    return min(TABLE_7, key=lambda row: abs(TABLE_7[row].millions - millions))
+def read_views(args):
+    """--pairs or --train -> Views. Raises DataError."""
+    if not args.pairs:
+        return Views(training_sentences(args.train), None)
+    form = "pairs of views are two tab-separated columns"
+    first, second = zip(*read_rows(args.pairs, lambda text: columns(text, (0, 1)), form))
+    return Views(list(first), list(second))
 
 
 def choose_settings(args, encoder, sentences):
-    """Take from Table 7 what is not given.
+    """Take what is not given from Table 7: from its student nearest in size, or this one itself.
 
-    Raises DataError if the queue cannot be filled, or has a single entry: over one entry every
-    similarity distribution is the same, and the loss is 0.
+    Raises DataError if the queue does not hold a batch, or if the sentences do not fill it.
     """
-    if sentences < SMALLEST_QUEUE:
-        expected = "2 or more, as a similarity distribution over one is constant"
-        raise DataError(f"{sentences} sentence to train on, expected {expected}")
-    row = row_of_table_7(args, encoder)
+    millions = sum(value.numel() for value in encoder.parameters()) / 1e6
+    row = min(TABLE_7, key=lambda row: abs(TABLE_7[row].millions - millions))
+    note(f"Options that are not given have the values of {row} in Table 7.")
     setting = TABLE_7[row]
-    distributed.note(f"Table 7: options that are not given have the values of {row}")
-    if args.teacher_temperature is None:
-        args.teacher_temperature = setting.teacher_temperature
-    if args.student_temperature is None:
-        args.student_temperature = setting.student_temperature
-    if args.lr is None:
-        args.lr = setting.lr
-    if args.queue_size is None:
-        args.queue_size = min(setting.queue_size, sentences)
-    smallest = max(SMALLEST_QUEUE, min(args.batch_size, sentences))
+    args.teacher_temperature = args.teacher_temperature or setting.teacher_temperature
+    args.student_temperature = args.student_temperature or setting.student_temperature
+    args.lr = args.lr or setting.lr
+    args.queue_size = args.queue_size or min(setting.queue_size, sentences)
+    smallest = max(2, min(args.batch_size, sentences))  # over one entry, the loss is always 0
     if not smallest <= args.queue_size <= sentences:
-        expected = f"{smallest} (a batch, or 2) to {sentences} (all sentences)"
-        raise DataError(f"--queue-size {args.queue_size}: expected {expected}")
+        limits = f"at least {smallest} (a batch, or 2), at most all sentences, here {sentences}"
+        raise DataError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
 
 
-def run_distill(encoder, views, teachers, evaluation, run, args):
-    """Distill the teacher into the encoder, score the result."""
-    tokenize = partial(Tokens, sentences=views.sentences, max_length=args.max_length)
-    targets = teachers.embeddings(tokenize, args.device)
-    alignment = None
-    if args.align:
-        aligned = align_by_sample(targets, encoder, views.sentences, args.seed)
-        alignment = torch.from_numpy(aligned.matrix)
+def run_distill(encoder, teacher, views, sets, run, args):
+    """Distillation from data to scores."""
+    teach = partial(teacher_embeddings, embed, teacher)
+    targets = teach(views.first, args.max_length, args.precision)
     torch.manual_seed(args.seed)  # the head starts at random
-    student = Student(encoder, targets.dimension, args.head, alignment).to(args.device)
-    distill(student, views, targets, evaluation, run, args)
-    title = "student after"
-    run.finish("distill", {title: evaluation.scores(reload_student(run.folder, args), title)})
+    add_head(encoder, targets.shape[1], args.head)
+    distill(encoder.to(args.device), views, targets, {"dev": sets["dev"]}, run, args)
+    run.finish({"student after": scores(reload_student(run.folder, args), sets)})
 
 
 def main():
     args = parse_args()
     run = Run(args)
-    evaluation = evaluation_sets(args)
+    sets = evaluation_sets(args)
     encoder = load_student(args)
-    views = load_views(args)
-    choose_settings(args, encoder, len(views.sentences))
-    teachers = load_teachers(args)
+    views = read_views(args)
+    teacher = load_teacher(args)
+    choose_settings(args, encoder, len(views.first))
 
-    run.start()
+    run.start(dev=sets["dev"], train=views, teacher=teacher)
     if run.is_new():
-        run.scores.update(teachers.scores(evaluation))
-        run.scores["student before"] = evaluation.scores(encoder, "student before")
+        run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
+        run.scores["student before"] = scores(encoder, sets)
     if not run.finished("distill"):
-        run_distill(encoder, views, teachers, evaluation, run, args)
-    second_views = "given" if args.pairs else args.augment
+        run_distill(encoder, teacher, views, sets, run, args)
+    second = "given by --pairs" if args.pairs else "by word deletion"
     run.write_card(
-        "Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), "
-        f"alpha: {args.alpha}, second views: {second_views}.",
-        student=args.student or args.teacher,
-        teachers=[args.teacher, *args.other_teachers],
+        f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}, "
+        f"second views {second}."
     )
-    print(table(run.scores))
 
 
 if __name__ == "__main__":

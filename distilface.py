@@ -1,40 +1,23 @@
 """DistilFACE: unsupervised SimCSE on an encoder that is already distilled, with fourteen poolings.
 
-Lim, Ng, Lim: "Distilling Contrastive Learning Models", Georgia Tech, 2022. Code of the authors:
-github.com/kennethlimjf/contrastive-learning-in-distilled-models.
+Lim, Ng, Lim: "Distilling Contrastive Learning Models", Georgia Tech, 2022; on arXiv with the title
+"Contrastive Learning in Distilled Models", arXiv:2401.12472.
 
-Every sentence of a batch is encoded twice. Dropout makes the two embeddings differ. From the first
-embedding of a sentence, find its second embedding among the second embeddings of the whole batch.
-There is no teacher: the distillation happened before, in distilbert-base-uncased.
+Each sentence of a batch is encoded twice, with different dropout. From its first embedding, find
+its second among those of the whole batch. There is no teacher: DistilBERT was distilled before.
 
-    sentences --> student, dropout mask z  --> pool --> h   (queries)  --+
-        |                                                                +--> InfoNCE, section 3
-        +-------> student, dropout mask z' --> pool --> h^+ (keys)     --+
+    sentences --> student, dropout mask z  --> pool --> h   (queries) --+
+        |                                                               +--> InfoNCE, section 3
+        +-------> student, dropout mask z' --> pool --> h^+ (keys)    --+
 
-What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - As in the authors' code: both embeddings come from one pass over a doubled batch, in which every
-    row has its own dropout; the learning rate falls linearly to 0; the gradient norm is clipped
-    at 1; a sentence has at most 32 tokens in training, and as many as the model takes in scoring.
-  - Unlike there, a batch contains sentences of similar length, and so do its in-batch negatives
-    (--shuffle: random sentences), and an epoch's last batch is left out if it is not full.
-  - As in the authors' code, the first of `first_last` and of `all_hidden` is the output of the
-    embedding layer, and `second_to_last_hidden` is every layer but that one. `last_second_hidden`
-    is the layer before the last.
-  - The paper chose its hyperparameters and the number of steps on the test sets (5.1, Figure 2).
-    Here STS-B dev chooses the best student; sweep.py searches the hyperparameters on dev as well.
-  - Mixed precision (4.2) is --precision fp16, with gradient scaling, or bf16, the default on a GPU.
-    The authors' last notebooks, which train the final model, are in fp32: --precision fp32.
-  - The average at the end is that of seven test sets. Table 2 has five, without STS16 and SICK-R:
-    eval_sts.py --sets STS12,STS13,STS14,STS15,STS-B. Quantization (4.2, Table 5) is quantize.py.
-  - Each of several processes (torchrun) draws the dropout of its own sentences. So their number
-    changes the draws, and with them the losses.
+Departures that change results (docs/distilface.md has all of them, next to the authors' code):
+  - A batch has sentences of similar length (--shuffle: random ones); it is full, or left out.
+  - STS-B dev chooses the best student; the paper chose the number of steps on the test sets.
+  - Training is in bf16 on a GPU, else fp32; the paper's mixed precision is --precision fp16.
+  - Each of several processes draws the dropout of its own sentences.
 
-  python distilface.py                              the paper's setting
-  python distilface.py --student my-encoder --pooling avg --train my.txt --dev my-pairs.tsv
-  python distilface.py --max-steps 0 --pooling avg_first_last --output runs/distilbert
-      Trains nothing: scores the student, read by this pooling, and saves it (Table 2's DistilBERT).
-      eval_sts.py distilbert-base-uncased --pooling avg_first_last gives the scores alone.
-  python distilface.py --demo                       two minutes on a CPU
+  python distilface.py                              the paper's setting, Table 3
+  python distilface.py --student MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
 from typing import NamedTuple
@@ -65,93 +48,76 @@ def simcse_loss(first, second, temperature):
 
 
 class Pooling(NamedTuple):
-    """Which layers a pooling reads, and how it joins them, token by token."""
+    """How a pooling joins layers, token by token, and which."""
 
-    layers: str  # a key of `positions` in layer_positions
     join: str  # "mean", "max" or "concat"
+    layers: tuple | slice  # of hidden_states, which begin with the output of the embedding layer
 
 
-POOLINGS = {  # section 5.6, the names of the authors' code
-    "cls": Pooling("last", "mean"),  # the only one that does not average the tokens
-    "avg": Pooling("last", "mean"),
-    "last_second_hidden": Pooling("before_last", "mean"),
-    "avg_all_hidden": Pooling("all", "mean"),
-    "avg_second_to_last_hidden": Pooling("all_but_embedding", "mean"),
-    "avg_first_last": Pooling("first_and_last", "mean"),
-    "avg_last2": Pooling("last_2", "mean"),
-    "avg_last4": Pooling("last_4", "mean"),
-    "max_all_hidden": Pooling("all", "max"),
-    "max_second_to_last_hidden": Pooling("all_but_embedding", "max"),
-    "max_first_last": Pooling("first_and_last", "max"),
-    "max_last2": Pooling("last_2", "max"),
-    "max_last4": Pooling("last_4", "max"),
-    "concat_last4": Pooling("last_4", "concat"),
-    "mean": Pooling("last", "mean"),  # the name that the other scripts have for avg
+ALL, ALL_BUT_EMBEDDING, LAST_4 = slice(None), slice(1, None), (-4, -3, -2, -1)
+POOLINGS = {  # section 5.6, with the names of the authors' code
+    "cls": Pooling("mean", (-1,)),  # the only one that takes one token
+    "avg": Pooling("mean", (-1,)),
+    "last_second_hidden": Pooling("mean", (-2,)),
+    "avg_all_hidden": Pooling("mean", ALL),
+    "avg_second_to_last_hidden": Pooling("mean", ALL_BUT_EMBEDDING),
+    "avg_first_last": Pooling("mean", (0, -1)),
+    "avg_last2": Pooling("mean", (-2, -1)),
+    "avg_last4": Pooling("mean", LAST_4),
+    "max_all_hidden": Pooling("max", ALL),
+    "max_second_to_last_hidden": Pooling("max", ALL_BUT_EMBEDDING),
+    "max_first_last": Pooling("max", (0, -1)),
+    "max_last2": Pooling("max", (-2, -1)),
+    "max_last4": Pooling("max", LAST_4),
+    "concat_last4": Pooling("concat", LAST_4),
 }
-LAYERS_NEEDED = {"before_last": 2, "last_2": 2, "last_4": 4}  # of a transformer; otherwise 1
 
 
 def layer_positions(pooling, depth):
-    """The positions in hidden_states, of `depth` layers, that a pooling reads.
+    """The positions in hidden_states of the layers that a pooling joins, from 0 to depth, in order.
 
-    0 is the output of the embedding layer, `depth` that of the last layer. Raises ValueError if
-    there are too few layers.
+    Raises ValueError if it counts back to the embedding layer, as there are too few layers.
     """
     layers = POOLINGS[pooling].layers
-    needed = LAYERS_NEEDED.get(layers, 1)
+    positions = range(depth + 1)
+    if isinstance(layers, slice):
+        return list(positions[layers])
+    needed = -min(layers)
     if depth < needed:
-        raise ValueError(f"pooling {pooling} needs {needed} layers, the encoder has {depth}")
-    positions = {
-        "last": [depth],
-        "before_last": [depth - 1],
-        "all": range(depth + 1),
-        "all_but_embedding": range(1, depth + 1),
-        "first_and_last": [0, depth],
-        "last_2": range(depth - 1, depth + 1),
-        "last_4": range(depth - 3, depth + 1),
-    }
-    return list(positions[layers])
+        raise ValueError(f"pooling {pooling} needs {needed} layers, and there are {depth}")
+    return [positions[layer] for layer in layers]
 
 
 def pool(hidden_states, attention_mask, pooling):
     """Section 5.6: join layers token by token, then average the tokens that are not padding.
 
-    "cls" alone takes the last layer's state at [CLS] instead. second_to_last is every layer from
-    the second (the first is the embedding layer's) to the last.
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
-    attention_mask [N, L]; pooling: a key of POOLINGS. Returns [N, H], or [N, 4 H] for concat_last4.
-    Raises ValueError if there are too few layers.
+    attention_mask [N, L]; pooling: one of POOLINGS, of which "cls" is the last layer's state at
+    [CLS]. Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
     """
     if pooling == "cls":
         return hidden_states[-1][:, 0]
-    positions = layer_positions(pooling, len(hidden_states) - 1)
-    layers = [hidden_states[position] for position in positions]
+    layers = [hidden_states[i] for i in layer_positions(pooling, len(hidden_states) - 1)]
     join = POOLINGS[pooling].join
     if join == "concat":
         tokens = torch.cat(layers, dim=-1)  # [N, L, 4 H]
     elif join == "max":
         tokens = torch.stack(layers).amax(dim=0)  # [N, L, H]
     else:
-        tokens = torch.stack(layers).mean(dim=0)
+        tokens = torch.stack(layers).mean(dim=0)  # [N, L, H]
     mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
     return (tokens * mask).sum(dim=1) / mask.sum(dim=1)
 
 
-class Student(nn.Module):
-    """An encoder, which has `model`, a transformer, and one of the poolings."""
+def embed(encoder, input_ids, attention_mask):
+    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32.
 
-    def __init__(self, encoder, pooling):
-        super().__init__()
-        self.encoder = encoder
-        self.pooling = pooling
-
-    def forward(self, input_ids, attention_mask):
-        """[N, L], [N, L] -> h, h^+: two embeddings of each row, [N, D] each, in float32."""
-        input_ids = input_ids.repeat(2, 1)  # [2 N, L], a dropout mask for each row
-        attention_mask = attention_mask.repeat(2, 1)
-        output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
-        hidden_states = [layer.float() for layer in output.hidden_states]
-        return pool(hidden_states, attention_mask, self.pooling).chunk(2)
+    encoder: has `model`, a transformer, and `pooling`, one of POOLINGS. The same in training and
+    scoring.
+    """
+    output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+    hidden_states = [states.float() for states in output.hidden_states]  # [N, L, H] each
+    return pool(hidden_states, attention_mask, encoder.pooling)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -159,177 +125,195 @@ class Student(nn.Module):
 # --------------------------------------------------------------------------------------------------
 
 from functools import partial
+from itertools import islice
 
-from common import MINILM, DataError, Tokens, table
-from support.command_line import (
+from safetensors.torch import save_file
+
+from common import (
+    DEMO,
+    MINILM,
     ArgumentParser,
+    DataError,
+    Run,
+    Tokens,
     add_data_options,
     add_dropout_option,
     add_run_options,
-    check_negatives,
+    autocast,
+    average_gradients,
+    batches,
     count,
+    count_or_none,
+    encode,
     evaluation_sets,
+    gather,
+    load_encoder,
+    own_rows,
     positive,
-    reload_student,
+    reading,
     run_main,
+    save_encoder,
+    save_module,
     set_dropout,
+    set_learning_rate,
+    spearman,
+    step_seed,
     training_sentences,
 )
-from support.encoder import Encoder, LayerPooling, load_encoder
-from support.run import Run, set_learning_rate
 
 
-def linear_decay(step):
-    """The learning rate of a Step, as a share of its peak: from 1 down to 0."""
-    return 1 - (step.number - 1) / step.total
+def scores(encoder, sets):
+    """{name: Spearman x 100} on each of the scored pairs."""
+    return spearman(partial(encode, embed, encoder), sets)
 
 
-def train(student, sentences, evaluation, run, args):
-    """Section 3. sentences: Tokens of n."""
-    optimizer = torch.optim.Adam(student.parameters(), lr=args.lr, fused=True)
-    student.train()
-    for step in run.steps(
-        "train",
-        sentences.lengths,
-        [student],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, student.encoder),
-        save=partial(student.encoder.save, run.folder),
-        epochs=None,  # --max-steps is the length
-        batch_size=args.batch_size,
-        patience=args.patience,
-        drop_last=True,
-    ):
-        set_learning_rate(optimizer, args.lr * linear_decay(step))
-        input_ids, attention_mask = sentences.batch(step.own_rows, run.device)  # [n, L]
-        with run.autocast():
-            first, second = student(input_ids, attention_mask)  # h, h^+ [n, D]
-        first, second = step.gather(first, second)  # of all processes, [N, D]
+def train(encoder, tokens, dev, run, args):
+    """Section 3. tokens of n sentences."""
+    epoch_steps = len(tokens.lengths) // args.batch_size
+    total = args.max_steps
+    parameters = list(encoder.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
+    encoder.train()
+    score = partial(scores, encoder, dev)
+    save = partial(save_encoder, encoder, run.folder, save_pooling)
+    done = run.begin("train", total, [encoder, scaler], optimizer, score, save)
+    # At most every second batch, an epoch's last one, is not full and left out.
+    every = batches(tokens.lengths, args.batch_size, args.seed, 0, 2 * total, args.shuffle)
+    full = (rows for _, rows in every if len(rows) == args.batch_size)
+    for step, rows in islice(enumerate(full, 1), done, total):
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
+        set_learning_rate(optimizer, args.lr * (1 - (step - 1) / total))
+        input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
+        with autocast(args.device, args.precision):
+            # One pass over both views, in which each row has dropout of its own.
+            own = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
+        first, second = [gather(view, len(rows)) for view in own.chunk(2)]  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
-        run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        run.step(optimizer)
-        step.log(loss=loss)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        average_gradients(parameters)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
+        scaler.update()
+        run.log(step, len(rows), loss=loss)
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
 # --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
 
-MAX_STEPS = 20_000  # Table 3
-
 
 def parse_args():
-    parser = ArgumentParser(
-        "DistilFACE: unsupervised SimCSE, without a teacher. Defaults are the paper's (Table 3); "
-        f"--max-steps is the length of training: {MAX_STEPS}, or 0 for none.",
-        moved={
-            "--grid": 'sweep.py distilface.py "lr=1e-5,3e-5" -- OPTIONS tries every combination',
-            "--quantize": "quantize.py OUTPUT writes and measures the int8 model",
-        },
-    )
-    model = parser.add_argument_group("model")
-    add = model.add_argument
-    add("--student", default="distilbert-base-uncased", help="folder or Hub name; %(default)s (4)")
-    add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
-    add(
-        "--pooling",
-        choices=POOLINGS,
-        default="avg_last4",
-        help="how the student is read, whatever its folder states; %(default)s (5.6, Table 3)",
-    )
-    add_dropout_option(model)
+    # An option that is added again replaces the one of add_run_options().
+    parser = ArgumentParser(description=__doc__.splitlines()[0], conflict_handler="resolve")
+    table_3 = "(default: %(default)s; paper Table 3)"
+    add = parser.add_argument_group("model").add_argument
+    student = "folder or Hub name (default: %(default)s; paper section 4)"
+    add("--student", default="distilbert-base-uncased", help=student)
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
+    add_dropout_option(parser)
     add_data_options(parser, "wiki1m_for_simcse.txt")
-    add = parser.add_argument_group("method (tables of the paper in brackets)").add_argument
-    add("--temperature", type=positive, default=0.05, help="tau; %(default)s (Table 3)")
-    add("--batch-size", type=count, default=128, help="%(default)s (Table 3)")
-    add("--lr", type=positive, default=1e-5, help="%(default)s (Table 3)")
+    add = parser.add_argument_group("method").add_argument
+    add("--temperature", type=positive, default=0.05, help=f"tau {table_3}")
+    add("--batch-size", type=count, default=128, help=table_3)
+    add("--lr", type=positive, default=1e-5, help=f"falls linearly to 0 {table_3}")
     add_run_options(parser, "runs/distilface", max_length=32, eval_steps=250, patience=0)
-    parser.set_defaults(max_steps=MAX_STEPS)
+    steps = f"length of training; 0: none, score and save the student {table_3}"
+    add("--max-steps", type=count_or_none, default=20_000, help=steps)
+    precision = "of training; fp16: with gradient scaling, section 4.2 (default: %(default)s)"
+    default = parser.get_default("precision")
+    add("--precision", choices=("fp32", "bf16", "fp16"), default=default, help=precision)
     return parser.parse(
-        demo_defaults=dict(
+        demo=dict(
             student=MINILM,
             student_layers="1,3,5",
             pooling="avg",
-            train="demo",
-            dev="demo",
+            train=f"{DEMO}/sentences.txt",
+            dev=f"{DEMO}/dev.tsv",
             output="runs/distilface-demo",
             batch_size=64,
             max_steps=100,
             eval_steps=25,
-        ),
-        needs_dropout=True,
+        )
     )
 
 
-def encoder_pooling(pooling, depth):
-    """One of POOLINGS, as the folder of an encoder with `depth` layers states it.
+def load_student(name, args, layers=None):
+    """The encoder of a folder or a name on the Hub, pooled by --pooling alone. Raises DataError.
 
-    Raises ValueError if there are too few layers.
+    A dense head or a normalization that its folder states is left out.
     """
-    if pooling == "cls":
-        return "cls"
-    positions = layer_positions(pooling, depth)
-    if positions == [depth]:
-        return "mean"
-    return LayerPooling(tuple(positions), POOLINGS[pooling].join)
+    encoder = load_encoder(name, "mean", layers)
+    encoder.pooling = args.pooling
+    with reading(name, "choose another --pooling"):
+        layer_positions(args.pooling, encoder.model.config.num_hidden_layers)
+    # SentenceTransformer looks here for the layers that its WeightedLayerPooling averages.
+    averages_layers = POOLINGS[args.pooling].join == "mean" and args.pooling not in ("cls", "avg")
+    encoder.model.config.output_hidden_states = averages_layers
+    return set_dropout(encoder, args.dropout).to(args.device)
 
 
-def load_student(args):
-    """The encoder of --student and --student-layers, read by --pooling alone.
+def check_training(encoder, sentences, args):
+    """Raises DataError if the loss would teach nothing, or an epoch would have no batch."""
+    if not 2 <= args.batch_size <= sentences:
+        needed = f"a batch has two or more texts, and at most the {sentences} of --train"
+        raise DataError(f"--batch-size {args.batch_size}: {needed}")
+    dropout = [part.p for part in encoder.modules() if isinstance(part, nn.Dropout)]
+    if args.max_steps and not any(dropout):
+        raise DataError(f"{args.student}: without dropout both views are equal; give --dropout")
 
-    A dense head or a normalization that its folder states is left out. Raises DataError.
+
+def save_pooling(encoder, folder):
+    """Write encoder.pooling in sentence-transformers' layout -> entries of modules.json.
+
+    The first entry states a pooling of other layers than the last for this project, too.
     """
-    encoder = load_encoder(args.student, "mean", layers=args.student_layers)
-    depth = encoder.model.config.num_hidden_layers
-    try:
-        pooling = encoder_pooling(args.pooling, depth)
-    except ValueError as error:
-        raise DataError(f"{args.student}: {error}") from None
-    no_heads, normalize = [], False
-    encoder = Encoder(
-        encoder.model, encoder.tokenizer, pooling, no_heads, normalize, encoder.max_length
-    )
-    set_dropout(encoder, args)
-    return encoder.to(args.device)
-
-
-def check_full_batch(args, sentences):
-    """Raises DataError if an epoch has no full batch."""
-    if args.batch_size > sentences:
-        expected = f"at most {sentences}, the number of sentences"
-        raise DataError(f"--batch-size {args.batch_size}: expected {expected}")
-
-
-def write_card(run, args):
-    """The model card, which says whether SentenceTransformer has this pooling."""
-    text = f"Trained by `distilface.py` (DistilFACE), pooling: {args.pooling}."
-    library = "sentence-transformers"
-    if POOLINGS[args.pooling].join != "mean":
-        text += " SentenceTransformer has no such pooling; `load_encoder` of this project reads it."
-        library = "transformers"
-    run.write_card(text, student=args.student, library=library)
+    config = encoder.model.config
+    is_cls = encoder.pooling == "cls"
+    tokens = dict(pooling_mode_cls_token=is_cls, pooling_mode_mean_tokens=not is_cls)
+    tokens["word_embedding_dimension"] = config.hidden_size
+    if encoder.pooling in ("cls", "avg"):
+        return [save_module(folder, 1, "Pooling", tokens)]
+    depth = config.num_hidden_layers
+    positions = layer_positions(encoder.pooling, depth)
+    join = POOLINGS[encoder.pooling].join
+    stated = dict(pooling=dict(layers=positions, join=join, skip_first_token=False))
+    if join != "mean":
+        # sentence-transformers has no such module, and must not take a mean instead.
+        refused = dict(type="sentence_distillation.LayerPooling")
+        return [save_module(folder, 1, "LayerPooling", {}) | stated | refused]
+    layers = dict(embedding_dimension=config.hidden_size, num_hidden_layers=depth, layer_start=0)
+    average = save_module(folder, 1, "WeightedLayerPooling", layers)
+    weights = torch.zeros(depth + 1)
+    weights[positions] = 1 / len(positions)
+    save_file(dict(layer_weights=weights), folder / average["path"] / "model.safetensors")
+    return [average | stated, save_module(folder, 2, "Pooling", tokens)]
 
 
 def main():
     args = parse_args()
     run = Run(args)
-    evaluation = evaluation_sets(args)
+    sets = evaluation_sets(args)
     sentences = training_sentences(args.train)
-    encoder = load_student(args)
-    check_negatives(len(sentences), args.batch_size)
-    check_full_batch(args, len(sentences))
-    tokens = Tokens(encoder, sentences, args.max_length)
+    encoder = load_student(args.student, args, args.student_layers)
+    check_training(encoder, len(sentences), args)
 
-    run.start()
+    run.start(dev=sets["dev"], train=sentences)
     if run.is_new():
-        run.scores["student before"] = evaluation.scores(encoder, "student before")
+        run.scores["student before"] = scores(encoder, sets)
     if not run.finished("train"):
-        train(Student(encoder, args.pooling), tokens, evaluation, run, args)
-        after = evaluation.scores(reload_student(run.folder, args), "student after")
-        run.finish("train", {"student after": after})
-    write_card(run, args)
-    print(table(run.scores))
+        tokens = Tokens(encoder, sentences, args.max_length)
+        train(encoder, tokens, {"dev": sets["dev"]}, run, args)
+        run.finish({"student after": scores(load_student(run.folder, args), sets)})
+    library = "sentence-transformers" if POOLINGS[args.pooling].join == "mean" else "transformers"
+    run.write_card(f"Trained by `distilface.py` (DistilFACE), {args.pooling}.", library=library)
 
 
 if __name__ == "__main__":

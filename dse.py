@@ -4,10 +4,10 @@ Barkan, Razin, Malkiel, Katz, Caciularu, Koenigstein: "Scalable Attentive Senten
 Distilled Sentence Embedding", AAAI 2020, arXiv:1908.05161.
 
 The teacher, a cross-encoder, reads both sentences of a pair at once. The student embeds each
-sentence by itself, and a small network compares the two embeddings. It learns to give the teacher's
-logits and the labels. The embeddings of a catalogue are computed once, so that a new sentence
-takes one pass of the encoder instead of one pass for each pair. A teacher that is a plain encoder
-is fine-tuned on the task first, and saved in OUTPUT/teacher.
+sentence on its own, and a small network compares the two embeddings. It learns the teacher's logits
+and the labels. The embeddings of a catalogue are computed once, so that a new sentence takes one
+pass of the encoder instead of one pass per pair. A teacher that is a plain encoder is first
+fine-tuned on the task, and saved in OUTPUT/teacher.
 
     y, z --> teacher (cross-encoder) -----------> logits T_yz ----+
                                                                   v
@@ -15,55 +15,20 @@ is fine-tuned on the task first, and saved in OUTPUT/teacher.
                               +--> head f (eq. 3) --> S_yz -------^
     z --> encoder psi --> v --+
 
-What the paper leaves open, and where this script differs from the paper or the authors' code:
-  - A student of fewer than four layers concatenates as many vectors as it has layers: three layers
-    of 384 dimensions give embeddings of 1,152.
-  - Eq. 3 has no biases, and an embedding no dropout of its own, as in the paper. The authors' code
-    has biases, and a dropout of 10 % on each embedding.
-  - Two classes have two logits and a softmax, as in section 3.5. In the authors' code the student
-    has one logit there, which learns the difference of the teacher's two.
-  - Adam has a constant learning rate and no weight decay, and the norm of all gradients together is
-    clipped at 1. The authors' BertAdam decays weights by 0.01, has no bias correction, and clips
-    each tensor by itself. Its learning rate rises for a fifth of the steps and then falls linearly
-    to 56 %: the schedule counts batches of 16, of which two make a step.
-  - As in the authors' code, the L2 loss is summed over the classes and averaged over the batch,
-    STS-B's scores are used as they are, 0 to 5, and 128 tokens are the maximum of each of the
-    student's sentences and of the teacher's pair.
-  - A frozen encoder (--freeze-encoder, section 4.1.1) runs without dropout, there with it.
-  - Dev is scored after each epoch, by the mean of the task's metrics, and the model before training
-    takes part. There F1 decides for two classes (QNLI's too), Pearson for STS-B, else accuracy.
-  - The paper leaves the teacher's fine-tuning to BERT's. As in the authors' README, it takes 3
-    epochs at 2e-5; here by the same Adam, and the best on dev is kept, there the last. Teacher and
-    student are BERT-Large, as in the paper; there bert-large-uncased-whole-word-masking.
-  - A batch contains pairs of similar length, there random ones (--shuffle). On a GPU training is in
-    bf16 by default, there in fp32 (--precision).
-  - Where GLUE's test labels are not public, dev is reported. QQP's rows without two questions are
-    left out; the authors' code keeps those with an empty one.
-  - Of several processes (torchrun), each draws the dropout of its own pairs in the teacher's
-    fine-tuning. The student has none then, unless --dropout is given.
+Departures that change results (docs/dse.md has all of them, next to the authors' code):
+  - A student of fewer than four layers concatenates as many vectors as it has layers.
+  - The L2 loss is summed over the classes and averaged over the batch.
+  - The teacher, too, is the best on dev, and all gradients together are clipped at norm 1.
+  - A frozen encoder (--freeze-encoder) runs without dropout.
+  - A batch has pairs of similar length (--shuffle: random ones).
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
-  python dse.py --demo                              three minutes on a CPU
-
-Table 1: a run for each task, and their average (last columns). --alpha and --freeze-encoder give
-the other rows of DSE, --teacher-only --teacher bert-base-uncased that of BERT-Base.
-  for task in mnli qqp qnli mrpc stsb; do python dse.py --task $task --output runs/dse-$task; done
-  python dse.py --average runs/dse-mnli runs/dse-qqp runs/dse-qnli runs/dse-mrpc runs/dse-stsb
-  python dse.py --task mrpc --teacher-only --output runs/bert-mrpc       the teacher alone
-Table 2: AllNLI's embeddings in SentEval's tasks, BERT-Large's row, and Spearman of their cosine.
-  python dse.py --task allnli --output runs/dse-allnli
-  python eval_transfer.py runs/dse-allnli
-  python eval_transfer.py bert-large-uncased --pooling concat_last4_no_cls
-  python eval_sts.py runs/dse-allnli
-Tables 3 and 4, measured on this machine: all-MiniLM-L6-v2, or BERT-Large's shape.
-  python benchmark.py --only dse
-  python benchmark.py --only dse --random-weights bert-large
 """
 
-import json
-import shutil
+import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,9 +53,9 @@ def label_loss(logits, labels, task):
 def dse_loss(student_logits, teacher_logits, labels, alpha, task):
     """Eq. 2: L_yz = alpha ||S_yz - T_yz||^2 + (1 - alpha) l_lbl(S_yz, R_yz)
 
-    with the L2 loss on logits and the label loss of section 3.5. student_logits S and
-    teacher_logits T [N, C]; labels R [N], class numbers or, for task "stsb", scores; alpha from 0,
-    the labels alone, to 1, the teacher alone. Returns the mean over the batch, a scalar >= 0.
+    with the two losses of section 3.5. student_logits S and teacher_logits T [N, C]; labels R [N],
+    class numbers or, for task "stsb", scores; alpha from 0, the labels alone, to 1, the teacher
+    alone. Returns the mean over the batch, a scalar >= 0.
     """
     distillation = (student_logits - teacher_logits).square().sum(dim=1).mean()
     label = label_loss(student_logits, labels, task)
@@ -103,16 +68,15 @@ def dse_loss(student_logits, teacher_logits, labels, alpha, task):
 
 LAYERS_POOLED = 4  # section 3.4
 HIDDEN = 512  # rows of W in eq. 3
-MEMORY = 2**28  # bytes that scoring uses at a time, beside its result
-FLOAT_BYTES = 4
+BLOCK = 2048  # pairs scored at a time: 0.4 GB for embeddings of 4,096 dimensions
 
 
 def pool_last_four(hidden_states, attention_mask):
     """Section 3.4: psi(y) = [mean_t h_t of layer L-3, ..., mean_t h_t of layer L], t not [CLS]
 
-    hidden_states: the layers' outputs, each [N, L, H], without the embedding layer's; where they
-    are fewer than four, all are used. attention_mask [N, L]. Returns [N, 4 H]: of each layer the
-    mean over the real tokens, [SEP] included and [CLS] left out.
+    hidden_states: the outputs of the layers, each [N, L, H], without the embedding layer's; fewer
+    than four are all used. attention_mask [N, L]. Returns [N, 4 H]: for each layer the mean over
+    the tokens that are not padding, [SEP] included and [CLS] left out.
     """
     mask = attention_mask.clone()
     mask[:, 0] = 0
@@ -122,8 +86,31 @@ def pool_last_four(hidden_states, attention_mask):
     return torch.cat(means, dim=1)
 
 
+def embed(encoder, input_ids, attention_mask):
+    """psi of eq. 1: token ids and mask, [N, L] each -> embeddings [N, D] in float32.
+
+    encoder: has `model`, a transformer. The same in training and scoring.
+    """
+    output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+    layers = output.hidden_states[1:]  # the first is the embedding layer's output
+    return pool_last_four(layers, attention_mask).float()
+
+
+def pair_logits(teacher, input_ids, attention_mask):
+    """T of section 3.3: token ids and mask of [CLS] y [SEP] z [SEP], [N, L] each -> logits [N, C].
+
+    teacher: has `model`, a classifier; `order`, the task's classes among its logits; `tokenizer`.
+    """
+    inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
+    if "token_type_ids" in teacher.tokenizer.model_input_names:
+        separators = (input_ids == teacher.tokenizer.sep_token_id).long()
+        in_second = separators.cumsum(dim=1) - separators > 0
+        inputs["token_type_ids"] = in_second * attention_mask
+    return teacher.model(**inputs).logits[:, teacher.order].float()
+
+
 def pair_features(u, v):
-    """Eq. 3: h = [u, v, u o v, |u - v|], o the product by element. [N, D] twice -> [N, 4 D]."""
+    """Eq. 3: h = [u, v, u o v, |u - v|], o the elementwise product. [N, D] twice -> [N, 4 D]."""
     return torch.cat([u, v, u * v, (u - v).abs()], dim=-1)
 
 
@@ -133,468 +120,448 @@ class SimilarityHead(nn.Module):
     dimension: D, that of an embedding.
     """
 
-    def __init__(self, dimension, classes, hidden=HIDDEN):
+    def __init__(self, dimension, classes):
         super().__init__()
-        self.W = nn.Linear(4 * dimension, hidden, bias=False)
-        self.w = nn.Linear(hidden, classes, bias=False)
+        self.W = nn.Linear(4 * dimension, HIDDEN, bias=False)
+        self.w = nn.Linear(HIDDEN, classes, bias=False)
 
     def forward(self, u, v):
         """Embeddings of N pairs, [N, D] twice -> logits [N, C]."""
         return self.w(F.relu(self.W(pair_features(u, v))))
 
     @torch.no_grad()
-    def score_pairs(self, u, v, memory=MEMORY):
-        """forward() without gradients, in blocks of pairs that take about `memory` bytes."""
-        rows = 3  # h, and the parts that it is concatenated of
-        block = max(1, memory // (rows * FLOAT_BYTES * self.W.in_features))
-        scores = [self(u[i : i + block], v[i : i + block]) for i in range(0, len(u), block)]
-        return torch.cat(scores)
+    def score_pairs(self, u, v):
+        """forward() in blocks, without gradients."""
+        return torch.cat([self(*block) for block in zip(u.split(BLOCK), v.split(BLOCK))])
 
-    @torch.no_grad()
-    def score_matrix(self, u, v, memory=MEMORY):
-        """All pairs of [N, D] and [M, D] -> [N, M, C], with about `memory` bytes beside the result.
-
-        W h is the sum of four products, one for each part of h. Those of u and v are computed once
-        for each sentence, and W_p (u o v) is (W_p diag(u)) v.
-        """
-        w_u, w_v, w_product, w_difference = self.W.weight.chunk(4, dim=1)  # each [hidden, D]
-        from_u = u @ w_u.T  # [N, hidden]
-        from_v = v @ w_v.T  # [M, hidden]
-        scores = u.new_empty(len(u), len(v), self.w.out_features)
-        rows = 4  # as many embeddings and hidden rows a pair of the block takes below
-        block = max(1, memory // (rows * FLOAT_BYTES * (u.shape[1] + len(w_u))))
-        for i in range(len(u)):
-            for j in range(0, len(v), block):
-                part = v[j : j + block]
-                hidden = from_v[j : j + block] + part @ (w_product * u[i]).T
-                hidden += (part - u[i]).abs() @ w_difference.T
-                scores[i, j : j + block] = self.w(F.relu(hidden + from_u[i]))
-        return scores
-
-    def score_catalogue(self, query, catalogue, memory=MEMORY):
-        """A query [D] and a catalogue [M, D] -> [M, C]."""
-        return self.score_matrix(query[None], catalogue, memory)[0]
+    def score_catalogue(self, query, catalogue):
+        """The pairs of a query [D] with each row of a catalogue [M, D] -> logits [M, C]."""
+        return self.score_pairs(query.expand_as(catalogue), catalogue)
 
 
 class Student(nn.Module):
-    """S of eq. 1: f(psi(y), psi(z)), one encoder for both sentences, and the similarity head.
-
-    encoder: has `model`, a transformer, and `dimension`, that of what pool_last_four returns.
-    """
+    """S of eq. 1: f(psi(y), psi(z)), one encoder for both sentences, and the similarity head."""
 
     def __init__(self, encoder, classes):
         super().__init__()
+        config = encoder.model.config
+        layers = min(LAYERS_POOLED, config.num_hidden_layers)
         self.encoder = encoder
-        self.head = SimilarityHead(encoder.dimension, classes)
+        self.head = SimilarityHead(layers * config.hidden_size, classes)
 
-    def embed(self, input_ids, attention_mask):
-        """psi: [N, L], [N, L] -> [N, D]."""
-        output = self.encoder.model(input_ids, attention_mask, output_hidden_states=True)
-        layers = output.hidden_states[1:]  # the first is the embedding layer's output
-        return pool_last_four(layers, attention_mask)
+    def forward(self, first, second):
+        """(input_ids, attention_mask) of N sentences y, and of N sentences z -> logits S [N, C]."""
+        u = embed(self.encoder, *first)  # psi(y) [N, D]
+        v = embed(self.encoder, *second)  # psi(z) [N, D]
+        return self.head(u, v).float()
 
 
 # --------------------------------------------------------------------------------------------------
 # Training
 # --------------------------------------------------------------------------------------------------
 
+import json
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from scipy.stats import pearsonr, spearmanr
 
 from common import (
+    DEMO,
     MINILM,
-    DataError,
-    Tokens,
-    encode,
-    replacing,
-    resolve,
-    table,
-    writing,
-)
-from support import glue
-from support.cache import teacher_embeddings
-from support.command_line import (
     ArgumentParser,
+    DataError,
+    Run,
+    Tokens,
     add_dropout_option,
     add_run_options,
+    autocast,
+    average_gradients,
+    batches,
     count,
+    encode,
     fraction,
-    pair_length,
+    gather,
+    load_encoder,
+    note,
+    own_rows,
     positive,
+    read_rows,
+    read_score,
+    reading,
+    replace_file,
+    resolve,
+    rows_of,
     run_main,
+    save_encoder,
+    save_module,
     set_dropout,
+    step_seed,
+    teacher_embeddings,
 )
-from support.encoder import Encoder, LayerPooling, load_encoder, load_pretrained, move_files
-from support.run import Run
 
 MAX_LENGTH = 128  # tokens
 
 
-def make_optimizer(model, lr):
+def train(stage, model, tokens, pairs, targets, dev, save, run, args):
+    """Minimize eq. 2: a stage of the student, or of the teacher, whose alpha is 0.
+
+    tokens: a list of Tokens, which model() takes; pairs, dev: rows of read_pairs(), n of them in
+    pairs; targets [n, C]: the teacher's logits; save() writes the best model.
+    """
+    labels = torch.tensor([row[2] for row in pairs], device=args.device)  # R [n]
+    epoch_steps = math.ceil(len(labels) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     parameters = [value for value in model.parameters() if value.requires_grad]
-    return torch.optim.Adam(parameters, lr=lr, fused=True)
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    score = partial(scores, partial(logits_of, model, args.max_length), {"dev": dev}, args.task)
+    done = run.begin(stage, total, [model], optimizer, score, save)
+    lengths = sum(part.lengths for part in tokens)
+    for step, rows in batches(lengths, args.batch_size, args.seed, done, total, args.shuffle):
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
+        with autocast(args.device, args.precision):
+            own = model(*[part.batch(own_rows(rows), args.device) for part in tokens])  # [n, C]
+        logits = gather(own, len(rows))  # S, or the teacher's own, of all processes [N, C]
+        target = rows_of(targets, rows, args.device)  # T [N, C]
+        loss = dse_loss(logits, target, labels[rows], args.alpha, args.task)
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss)
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
-def finetune(teacher, pairs, labels, evaluation, run, args):
-    """Fine-tune the teacher, section 3.3.
+def finetune(teacher, pairs, dev, run, args):
+    """Section 3.3: the teacher learns the labels alone, eq. 2 with alpha = 0."""
+    tokens = [Tokens(teacher, [row[:2] for row in pairs], args.max_length)]
+    unused = np.zeros((len(pairs), len(teacher.order)), np.float32)  # targets
+    save = partial(save_teacher, teacher, run.folder / "teacher")
+    settings = dict(alpha=0, epochs=args.teacher_epochs, lr=args.teacher_lr)
+    args = Namespace(**vars(args) | settings)
+    train("teacher", teacher.train(), tokens, pairs, unused, dev, save, run, args)
 
-    pairs: Tokens of n, both sentences in each row; labels [n] on the device.
+
+def distill(student, teacher, pairs, dev, run, args):
+    """Section 3.2: the student learns the teacher's logits and the labels."""
+    texts = [row[:2] for row in pairs]
+    teach = partial(teacher_embeddings, pair_logits, what=f"logits {teacher.order}")
+    targets = teach(teacher, texts, args.max_length, args.precision)
+    tokens = [Tokens(student.encoder, side, args.max_length) for side in zip(*texts)]
+    save = partial(save_student, student, run.folder)
+    student.encoder.train(not args.freeze_encoder)
+    train("student", student, tokens, pairs, targets, dev, save, run, args)
+
+
+def embed_sentences(student, sentences, max_length=MAX_LENGTH):
+    """n sentences -> [n, D] on the student's device, what its head compares."""
+    vectors = encode(embed, student.encoder, sentences, max_length)
+    return torch.from_numpy(vectors).to(student.head.w.weight.device)
+
+
+def logits_of(model, max_length, pairs, compare=None):
+    """The logits of a teacher or student for n rows (sentence, sentence, label): array [n, C].
+
+    compare(u, v) -> [n] or [n, C] replaces the student's head.
     """
-    optimizer = make_optimizer(teacher, args.teacher_lr)
-    for step in run.steps(
-        "teacher",
-        pairs.lengths,
-        [teacher],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, teacher.score_pairs),
-        save=partial(teacher.save, run.folder / "teacher"),
-        epochs=args.teacher_epochs,
-        batch_size=args.batch_size,
-        patience=args.patience,
-    ):
-        teacher.train()  # a dev score leaves it in eval mode
-        input_ids, attention_mask = pairs.batch(step.own_rows, run.device)  # [n, L]
-        with run.autocast():
-            logits = teacher(input_ids, attention_mask)  # T [n, C]
-        logits = step.gather(logits.float())  # of all processes, [N, C]
-        loss = label_loss(logits, labels[step.rows], args.task)
-        run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(teacher.parameters(), 1.0)
-        run.step(optimizer)
-        step.log(loss=loss)
+    texts = [row[:2] for row in pairs]
+    if isinstance(model, CrossEncoder):
+        return encode(pair_logits, model, texts, max_length)
+    u, v = [embed_sentences(model, side, max_length) for side in zip(*texts)]
+    return (compare or model.head.score_pairs)(u, v).cpu().numpy()
 
 
-def distill(student, first, second, targets, labels, evaluation, run, args):
-    """Train the student, section 3.2.
+def metrics(logits, labels, task):
+    """The metrics that Table 1 has of a task: logits [n, C], labels [n] -> {name: x 100}.
 
-    first, second: Tokens of n sentences y and z; targets: the teacher's logits of each pair;
-    labels [n] on the device.
+    Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP.
     """
-    optimizer = make_optimizer(student, args.lr)
-    logits_of = partial(score_pairs, student, max_length=args.max_length)
-    for step in run.steps(
-        "student",
-        first.lengths + second.lengths,
-        [student],
-        optimizer,
-        dev_score=partial(evaluation.dev_score, logits_of),
-        save=partial(save_student, student, run.folder),
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        patience=args.patience,
-    ):
-        student.encoder.train(not args.freeze_encoder)  # a dev score leaves it in eval mode
-        with run.autocast():
-            u = student.embed(*first.batch(step.own_rows, run.device))  # psi(y) [n, D]
-            v = student.embed(*second.batch(step.own_rows, run.device))  # psi(z) [n, D]
-            logits = student.head(u, v)  # S [n, C]
-        logits = step.gather(logits.float())  # of all processes, [N, C]
-        loss = dse_loss(logits, targets[step.rows], labels[step.rows], args.alpha, args.task)
-        run.backward(loss, optimizer)
-        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        run.step(optimizer)
-        step.log(loss=loss)
+    if task == "stsb":
+        functions = {"Pearson": pearsonr, "Spearman": spearmanr}
+        values = {name: functions[name](logits.ravel(), labels).statistic for name in functions}
+    else:
+        predicted = logits.argmax(axis=1)
+        values = {"accuracy": (predicted == labels).mean()}
+    if task in ("mrpc", "qqp"):
+        both = (predicted & labels).sum()
+        values["F1"] = 2 * both / max(1, predicted.sum() + labels.sum())
+    return {name: 100 * float(value) for name, value in values.items()}
 
 
-NEW_OUTPUT = ("classifier", "pre_classifier", "score", "pooler")  # what fine-tuning begins with
+def scores(logits_of, sets, task):
+    """logits_of(rows) -> [n, C]; sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}.
+
+    The mean of a set's metrics has the name of the set.
+    """
+    row = {}
+    for name, pairs in sets.items():
+        labels = torch.tensor([label for *_, label in pairs]).numpy()
+        values = metrics(logits_of(pairs), labels, task)
+        row |= {f"{name} {metric}": value for metric, value in values.items()}
+        row[name] = float(np.mean(list(values.values())))
+    return row
 
 
 class CrossEncoder(nn.Module):
-    """T of section 3.3: a classifier that reads both sentences of a pair, [CLS] y [SEP] z [SEP].
+    """The teacher: a classifier of pairs, from a folder or the Hub, see pair_logits().
 
-    name: a folder or a name on the Hub. A plain encoder gets a random output layer and is `fresh`:
-    it needs fine-tuning. Raises DataError, also for a classifier with other classes than the task.
+    A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
+    DataError, also for a classifier with other classes than the task.
     """
 
-    pooling = "cross-encoder"  # these three name its cached logits
+    pooling = "cross-encoder"  # this and the next are what common reads of any encoder
     normalize = False
-    precision = "fp32"
+    prompt = ""
 
-    def __init__(self, name, task, max_length):
+    def __init__(self, name, task):
         super().__init__()
-        folder = resolve(name, model=True)
-        outputs = glue.TASKS[task].outputs
-        load = load_pretrained(name, folder)
-        config = load(transformers.AutoConfig)
-        kinds = " ".join(config.architectures or [])
-        self.fresh = "SequenceClassification" not in kinds
-        labels = outputs if self.fresh else config.num_labels
-        kind = transformers.AutoModelForSequenceClassification
-        self.model, report = load(kind, num_labels=labels, output_loading_info=True)
-        check_weights(name, report["missing_keys"], self.fresh)
-        self.tokenizer = load(transformers.AutoTokenizer)
-        if not self.fresh and config.num_labels != outputs:
-            found = f"a classifier of {config.num_labels} labels"
-            expected = f"{outputs} for task {task}, or a plain encoder"
-            raise DataError(f"{name}: {found}, expected {expected}")
-        self.order = glue.class_positions(task, config.label2id)
-        if sorted(self.order) != list(range(outputs)):
-            expected = f"the numbers 0 to {outputs - 1}, each once"
-            raise DataError(f"{name}: label2id of its config.json, expected {expected}")
-        self.max_length = min(max_length, config.max_position_embeddings - 2)
-        names = self.tokenizer.model_input_names
-        self.segments = getattr(config, "type_vocab_size", 1) > 1 and "token_type_ids" in names
+        encoder = load_encoder(name, "mean")  # which checks all but the output layer
+        self.tokenizer = encoder.tokenizer
+        self.max_length = encoder.max_length
+        classes = TASKS[task].classes or ("score",)
+        options = dict(output_loading_info=True, ignore_mismatched_sizes=True)
+        with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                resolve(name, model=True), num_labels=len(classes), **options
+            )
+            labels = {label.lower(): at for label, at in model.config.label2id.items()}
+            self.order = [labels.get(name, at) for at, name in enumerate(classes)]
+            if report["mismatched_keys"] or len({*self.order}) < len(classes):
+                raise ValueError("it is a classifier with other classes")
+        self.model = model.float()
+        self.fresh = bool(report["missing_keys"])
 
-    def forward(self, input_ids, attention_mask):
-        """[N, L], [N, L] -> logits [N, C], in the order of the task's classes."""
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
-        if self.segments:
-            separators = (input_ids == self.tokenizer.sep_token_id).long()
-            separators_before = separators.cumsum(dim=1) - separators
-            inputs["token_type_ids"] = (separators_before > 0) * attention_mask
-        return self.model(**inputs).logits[:, self.order]
-
-    def tokens(self, pairs):
-        """glue.Pairs of n -> Tokens of n, both sentences in each row."""
-        return Tokens(self, list(zip(pairs.first, pairs.second)), self.max_length)
-
-    def score_pairs(self, pairs):
-        """glue.Pairs of n -> logits, float32 array [n, C]."""
-        return encode(self.eval(), self.tokens(pairs), self.model.device)
-
-    def save(self, folder):
-        """Write a folder for AutoModelForSequenceClassification. No file is left half written."""
-        new = folder.with_name(f".{folder.name}")
-        with writing(folder, "the model that was there is whole"):
-            try:
-                self.model.save_pretrained(new)
-                self.tokenizer.save_pretrained(new)
-                folder.mkdir(exist_ok=True)
-                move_files(new, folder)
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
+    def forward(self, pair):
+        """(input_ids, attention_mask) of N pairs -> logits T [N, C]."""
+        return pair_logits(self, *pair)
 
 
-def check_weights(name, missing, fresh):
-    """Raises DataError if weights are missing: of a plain encoder, others than its new output's."""
-    for key in sorted(missing):
-        is_output = any(part in NEW_OUTPUT for part in key.split("."))
-        if not (fresh and is_output):
-            raise DataError(f"{name}: its weights lack {key}, expected a complete model")
+def save_teacher(teacher, folder):
+    """Write a folder for AutoModelForSequenceClassification."""
+    new = folder.with_name(".teacher")
+    teacher.model.save_pretrained(new)
+    teacher.tokenizer.save_pretrained(new)
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
 
 
-def new_encoder(name, layers):
-    """A folder or a name on the Hub -> Encoder that reads a sentence as pool_last_four does.
+def new_encoder(name, layers=None):
+    """load_encoder() of a folder or Hub name, whose saved folder will state the pooling of embed().
 
-    Its saved folder states this pooling, so that load_encoder and eval_sts.py read it in the same
-    way. layers: "1,3,5" keeps these alone. Raises DataError.
+    layers: "1,3,5" keeps only these. Raises DataError.
     """
-    encoder = load_encoder(name, "mean", layers=layers)
+    encoder = load_encoder(name, "mean", layers)
     positions = range(1, encoder.model.config.num_hidden_layers + 1)  # 0 is the embedding layer
-    last_four = tuple(positions[-LAYERS_POOLED:])
-    pooling = LayerPooling(last_four, join="concat", skip_first_token=True)
-    return Encoder(encoder.model, encoder.tokenizer, pooling, [], False, encoder.max_length)
+    last_four = list(positions[-LAYERS_POOLED:])
+    encoder.pooling = dict(layers=last_four, join="concat", skip_first_token=True)
+    return encoder
+
+
+def save_pooling(encoder, folder):
+    """The entry of modules.json; sentence-transformers has no such module, and refuses it."""
+    entry = save_module(folder, 1, "LayerPooling", {})
+    return [entry | dict(type="sentence_distillation.LayerPooling", pooling=encoder.pooling)]
 
 
 def save_student(student, folder):
     """Write the encoder's folder, and head.safetensors in it."""
-    weights = {name: value.cpu().contiguous() for name, value in student.head.state_dict().items()}
-    with replacing(folder / "head.safetensors") as new:
-        save_file(weights, new)
-        student.encoder.save(folder)  # inside, so that a full disk leaves the old ones of both
+    weights = {name: value.cpu() for name, value in student.head.state_dict().items()}
+    replace_file(folder / "head.safetensors", partial(save_file, weights))
+    save_encoder(student.encoder, folder, save_pooling)
 
 
 def load_student(folder, device="cpu"):
     """A folder that a run has written -> Student, in eval mode. Raises DataError."""
+    encoder = load_encoder(folder)
     file = resolve(folder, model=True) / "head.safetensors"
-    if not file.exists():
-        expected = "the folder of a student that dse.py has trained"
-        raise DataError(f"{file}: no such file, expected {expected}")
-    try:
+    with reading(file, "the folder must be a student that dse.py has trained"):
         weights = load_file(file)
-        student = Student(load_encoder(folder), classes=len(weights["w.weight"]))
+        student = Student(encoder, classes=len(weights["w.weight"]))
         student.head.load_state_dict(weights)
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise DataError(f"{file}: {reason}, expected a complete file of this student") from None
     return student.to(device).eval()
 
 
-def embed(student, sentences, max_length=MAX_LENGTH):
-    """n sentences -> [n, D] on the student's device, what the scores of its head are made from."""
-    device = student.head.w.weight.device
-    tokens = Tokens(student.encoder, sentences, max_length)
-    return torch.from_numpy(encode(student.eval().embed, tokens, device)).to(device)
+HUB_COLUMNS = ("text1", "text2", "label")  # of SetFit's data sets, JSON lines
+BINARY = ("0", "1")
+NLI = ("entailment", "neutral", "contradiction")
+NLI_COLUMNS = ("sentence1", "sentence2", "gold_label")
+NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidden
 
 
-def embed_pairs(student, pairs, max_length):
-    """glue.Pairs of n -> u, v [n, D]."""
-    return embed(student, pairs.first, max_length), embed(student, pairs.second, max_length)
+class Task(NamedTuple):
+    """One of GLUE's tasks."""
+
+    files: dict  # {set: its files}
+    columns: tuple  # of the first sentence, the second sentence, and the label
+    classes: tuple = ()  # in the order of the logits; none: scores from 0 to 5
 
 
-def score_pairs(student, pairs, max_length):
-    """glue.Pairs of n -> logits, float32 array [n, C]."""
-    u, v = embed_pairs(student, pairs, max_length)
-    return student.head.score_pairs(u, v).cpu().numpy()
+def splits(folder):
+    return {split: [f"{folder}/{split}.tsv"] for split in ("train", "dev", "test")}
 
 
-def cosine_pairs(student, pairs, max_length):
-    """glue.Pairs of n -> cosine similarity, without the head, float32 array [n]."""
-    u, v = embed_pairs(student, pairs, max_length)
-    return F.cosine_similarity(u, v).cpu().numpy()
+MNLI_TEST = {"matched": ["MNLI/dev_matched.tsv"], "mismatched": ["MNLI/dev_mismatched.tsv"]}
+MNLI = {"train": ["MNLI/train.tsv"], "dev": ["MNLI/dev_matched.tsv"], **MNLI_TEST}
+ALLNLI = {
+    "train": ["MNLI/train.tsv", "SNLI/train.tsv"],
+    "dev": ["MNLI/dev_matched.tsv", "SNLI/dev.tsv"],  # both, as in the authors' code
+    **MNLI_TEST,
+    "snli": ["SNLI/test.tsv"],
+}
+QNLI_CLASSES = ("entailment", "not_entailment")
+TASKS = {
+    "mrpc": Task(splits("MRPC"), ("#1 String", "#2 String", "Quality"), BINARY),
+    "stsb": Task(splits("STS-B"), ("sentence1", "sentence2", "score")),
+    "qqp": Task(splits("QQP"), ("question1", "question2", "is_duplicate"), BINARY),
+    "qnli": Task(splits("QNLI"), ("question", "sentence", "label"), QNLI_CLASSES),
+    "mnli": Task(MNLI, NLI_COLUMNS, NLI),
+    "allnli": Task(ALLNLI, NLI_COLUMNS, NLI),
+}
+
+
+def read_task(folder, task):
+    """-> {"train": rows, "dev": rows, and the test sets that have labels}, see read_pairs().
+
+    folder: GLUE's, which has MRPC/train.tsv and so on, or None for the Hub. Raises DataError.
+    """
+    sets = {}
+    for name, files in TASKS[task].files.items():
+        paths = [Path(folder) / file if folder else download(file) for file in files]
+        if name in ("train", "dev") or paths[0].exists():
+            sets[name] = [row for path in paths for row in read_pairs(path, task)]
+    return {name: rows for name, rows in sets.items() if rows}
+
+
+def download(name):
+    """The JSON lines of the Hub with the content of a GLUE file -> Path. Raises DataError."""
+    task, split = name.lower().replace("-", "").removesuffix(".tsv").split("/")
+    repository = f"SetFit/{task}_mm" if split == "dev_mismatched" else f"SetFit/{task}"
+    split = "validation" if split.startswith("dev") else split
+    with reading(repository, f"download GLUE and give its folder, which has {name}, as --glue"):
+        file = huggingface_hub.hf_hub_download(repository, f"{split}.jsonl", repo_type="dataset")
+    return Path(file)
+
+
+def read_pairs(path, task):
+    """A file of a task -> rows (first sentence, second sentence, class number or score).
+
+    Rows without a label are left out, and QQP's without two questions. Only a test set may have no
+    label at all. Raises DataError.
+    """
+    _, columns, classes = TASKS[task]
+    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes) or '0 to 5'}"
+    if path.suffix == ".jsonl":
+        form = "a line must be JSON with text1, text2 and label"
+        numbers = [str(number) for number in range(len(classes))]
+        rows = list(read_rows(path, partial(parse, json.loads, HUB_COLUMNS, numbers, task), form))
+    else:
+        header = next(read_rows(path, lambda text: text.split("\t"), form))
+
+        def split(text):
+            return dict(zip(header, text.split("\t"), strict=task != "qqp"))
+
+        _, *rows = read_rows(path, partial(parse, split, columns, [*classes], task), form)
+    pairs = [row for row in rows if row[2] is not None]
+    if not pairs and path.stem != "test":
+        raise DataError(f"{path}: no labeled rows; {form}")
+    if 0 < len(pairs) < len(rows):
+        note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(pairs)}")
+    return pairs
+
+
+def parse(to_cells, columns, classes, task, text):
+    """A line -> (first, second, class number or score), with None as the label to leave it out.
+
+    to_cells(text) -> {column: cell}; classes: as they stand in the file. Raises ValueError.
+    """
+    cells = to_cells(text)
+    cells = [cells.get(name) for name in columns]
+    first, second, label = ["" if cell is None else str(cell).strip() for cell in cells]
+    # A line end inside a question breaks some of QQP's rows.
+    if label in (*NO_LABEL, columns[2]) or (task == "qqp" and not (first and second)):
+        return first, second, None
+    if not first or not second:
+        raise ValueError("a sentence is empty or missing")
+    return first, second, classes.index(label) if classes else read_score(label)
 
 
 # --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
 
-SMALL_LAYERS = "1,3,5"  # the student's, where --demo takes all-MiniLM-L6-v2
-
 
 def parse_args():
-    parser = ArgumentParser(
-        "DSE: distill a cross-encoder. Defaults are the paper's.",
-        moved={"--benchmark": "benchmark.py --only dse measures Tables 3 and 4"},
-    )
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     models = parser.add_argument_group("models and data")
     add = models.add_argument
-    add("--task", choices=tuple(glue.TASKS), default="mrpc", help="%(default)s")
-    add("--glue", help="folder that contains GLUE's MRPC, STS-B, ...; by default from the Hub")
-    add(
-        "--teacher",
-        default="bert-large-uncased",
-        help="a classifier, or a plain encoder, which is fine-tuned first; %(default)s (3.3)",
-    )
-    add(
-        "--student",
-        help="folder or Hub name; by default --teacher as it is before fine-tuning (3.4)",
-    )
-    add("--student-layers", help="keep only these layers, counted from 0: 1,3,5")
+    add("--task", choices=tuple(TASKS), default="mrpc", help="of GLUE (default: %(default)s)")
+    add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
+    teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
+    add("--teacher", default="bert-large-uncased", help=teacher)
+    add("--student", help="folder or Hub name (default: the teacher before fine-tuning; 3.4)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add_dropout_option(models)
-    add = parser.add_argument_group("method (sections of the paper in brackets)").add_argument
-    add(
-        "--alpha",
-        type=fraction,
-        default=0.5,
-        help="weight of the teacher's logits in eq. 2, the rest for the labels; %(default)s",
-    )
-    add("--freeze-encoder", action="store_true", help="train the similarity head alone (4.1.1)")
-    add(
-        "--teacher-only",
-        action="store_true",
-        help="fine-tune the teacher and score it, without a student (Table 1)",
-    )
-    add("--teacher-epochs", type=count, default=3, help="of its fine-tuning; %(default)s")
-    add("--teacher-lr", type=positive, default=2e-5, help="%(default)s")
-    add("--epochs", type=count, default=8, help="%(default)s (4.1.1)")
-    add("--batch-size", type=count, default=32, help="in pairs; %(default)s (4.1.1)")
-    add("--lr", type=positive, help="2e-5, for stsb 1e-5 (4.1.1)")
-    add = parser.add_argument_group("instead of training").add_argument
-    add(
-        "--average",
-        nargs="+",
-        metavar="RUN",
-        help="print Table 1 of the tasks of these runs, with its average",
-    )
-    add_run_options(
-        parser,
-        "runs/dse",
-        max_length=MAX_LENGTH,
-        eval_steps=0,
-        patience=0,
-        demo_minutes="three",
-        length=pair_length,
-    )
-    args = parser.parse(
-        demo_defaults=dict(
-            teacher=MINILM,
-            task="stsb",
-            glue="demo",
-            output="runs/dse-demo",
-            teacher_epochs=2,
-            teacher_lr=1e-4,
-            epochs=4,
-            lr=2e-4,
-            eval_steps=40,
-        )
-    )
+    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    alpha = "weight of the teacher's logits in eq. 2, of 1 (default: %(default)s; 4.1.1)"
+    add("--alpha", type=fraction, default=0.5, help=alpha)
+    add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
+    add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
+    epochs = "of the teacher's fine-tuning (default: %(default)s)"
+    add("--teacher-epochs", type=count, default=3, help=epochs)
+    add("--teacher-lr", type=positive, default=2e-5, help=epochs)
+    add("--epochs", type=count, default=8, help="(default: %(default)s; 4.1.1)")
+    add("--batch-size", type=count, default=32, help="in pairs (default: %(default)s; 4.1.1)")
+    add("--lr", type=positive, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
+    add_run_options(parser, "runs/dse", max_length=MAX_LENGTH, eval_steps=None, patience=0)
+    demo = dict(task="stsb", glue=f"{DEMO}/glue", teacher=MINILM, student_layers="1,3,5")
+    demo |= dict(teacher_epochs=2, teacher_lr=1e-4, epochs=4, lr=2e-4, eval_steps=40)
+    args = parser.parse(demo | dict(output="runs/dse-demo"))
     if args.lr is None:
         args.lr = 1e-5 if args.task == "stsb" else 2e-5
-    if args.demo and args.teacher == MINILM and not (args.student or args.student_layers):
-        args.student_layers = SMALL_LAYERS
     return args
-
-
-def load_models(args):
-    """--student, --teacher -> Student, CrossEncoder. Raises DataError."""
-    torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    encoder = new_encoder(args.student or args.teacher, args.student_layers)
-    set_dropout(encoder, args)
-    encoder.requires_grad_(not args.freeze_encoder)
-    student = Student(encoder, glue.TASKS[args.task].outputs)
-    teacher = CrossEncoder(args.teacher, args.task, args.max_length)
-    return student.to(args.device), teacher.to(args.device).eval()
-
-
-def prepare_teacher(teacher, train, labels, evaluation, run, args):
-    """The teacher, fine-tuned if it is fresh -> CrossEncoder in eval mode.
-
-    train: glue.Pairs of n; labels [n] on the device.
-    """
-    if not teacher.fresh:
-        return teacher
-    if not run.finished("teacher"):
-        finetune(teacher, teacher.tokens(train), labels, evaluation, run, args)
-        run.finish("teacher")
-    best = CrossEncoder(run.folder / "teacher", args.task, args.max_length)
-    return best.to(args.device).eval()
-
-
-def train_student(student, teacher, train, labels, evaluation, run, args):
-    """Distill the teacher, and score the best student. The arguments are as above."""
-    targets = teacher_embeddings(teacher, teacher.tokens(train), args.device, what="logits")
-    first = Tokens(student.encoder, train.first, args.max_length)
-    second = Tokens(student.encoder, train.second, args.max_length)
-    distill(student, first, second, targets, labels, evaluation, run, args)
-    student = load_student(run.folder, args.device)
-    logits_of = partial(score_pairs, student, max_length=args.max_length)
-    run.scores["student"] = evaluation.scores(logits_of)
-    glue.add_degradation(run.scores, of="teacher")
-    run.finish("student")
-
-
-def score_before(student, evaluation, run, args):
-    """The row of the student before training, where cosine can say something of the task."""
-    cosine_of = partial(cosine_pairs, student, max_length=args.max_length)
-    before = evaluation.cosine_scores(cosine_of)
-    if before:
-        run.scores["student before, cosine"] = before
 
 
 def main():
     args = parse_args()
-    if args.average:
-        print(table(glue.average(glue.read_scores(args.average))))
-        return
-    run = Run(args, unit="pairs")
-    sets = glue.read_task(args.glue, args.task)
-    train = sets.pop("train")
-    evaluation = glue.Evaluation(args.task, sets)
-    student, teacher = load_models(args)
-    labels = torch.from_numpy(train.labels).to(args.device)
+    run = Run(args)
+    sets = read_task(args.glue, args.task)
+    pairs = sets.pop("train")
+    dev = sets["dev"]
+    args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
+    torch.manual_seed(args.seed)  # both output layers start at random, the student's first
+    encoder = new_encoder(args.student or args.teacher, args.student_layers)
+    set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
+    student = Student(encoder, max(1, len(TASKS[args.task].classes))).to(args.device)
+    teacher = CrossEncoder(args.teacher, args.task).to(args.device)
 
-    run.start()
-    if run.is_new():
-        (run.folder / glue.SCORES).unlink(missing_ok=True)
-        if not args.teacher_only:
-            score_before(student, evaluation, run, args)
-    teacher = prepare_teacher(teacher, train, labels, evaluation, run, args)
+    run.start(teacher=teacher, train=pairs, dev=dev)
+
+    def score(model, **options):
+        return scores(partial(logits_of, model, args.max_length, **options), sets, args.task)
+
+    if run.is_new() and args.task == "stsb" and not args.teacher_only:
+        run.scores["student before, cosine"] = score(student, compare=F.cosine_similarity)
+    if teacher.fresh and not run.finished("teacher"):
+        finetune(teacher, pairs, dev, run, args)
+        run.finish()
+    if teacher.fresh:
+        teacher = CrossEncoder(run.folder / "teacher", args.task).to(args.device)
     if not run.finished("student"):
-        run.scores["teacher"] = evaluation.scores(teacher.score_pairs)
-        if not args.teacher_only:
-            train_student(student, teacher, train, labels, evaluation, run, args)
-    run.write(glue.SCORES, json.dumps({args.task: run.scores}, indent=2))
-    if not args.teacher_only:
-        run.write_card(
-            f"Distilled by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}.",
-            student=args.student or args.teacher,
-            teachers=[args.teacher],
-            task="text-classification",
-            metric=None,
-            library="transformers",
-        )
-    print(table(run.scores))
+        run.scores["teacher"] = score(teacher)
+    if not args.teacher_only and not run.finished("student"):
+        distill(student, teacher, pairs, dev, run, args)
+        run.finish({"student": score(load_student(run.folder, args.device))})
+    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
+    run.write_card(text, "text-classification", metric=None, library="transformers")
 
 
 if __name__ == "__main__":

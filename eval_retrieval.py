@@ -1,100 +1,355 @@
-"""Score sentence encoders on passage retrieval: MRR@10, nDCG@10 and Recall@10/100/1000 in percent,
-encoding speed, and the size of an embedding.
+"""Score sentence encoders on passage retrieval, with exact search, in chunks of the corpus.
 
-The data is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv, gzipped or not), or a data
-set on the Hugging Face Hub, such as BeIR/msmarco. support/retrieval.py describes the files.
+Prints MRR@10 (mean reciprocal rank), nDCG@10 (normalized discounted cumulative gain) and
+Recall@10/100/1000 in percent, and the bytes of a passage embedding.
 
-Search is exact, by cosine similarity or inner product (--similarity dot). The corpus is read,
-encoded and compared with all queries in chunks of 20,000 passages, so that the comparison needs no
-more than --memory, however large the corpus is. Beside it, memory contains the model, one chunk
-with its embeddings, 8 bytes a passage to find repeated ids, and 8 KB a query for its best 1000
-passages. Of equal scores the passage that comes first in the corpus ranks first. The passage that
-has a query's own id is left out of its ranking, unless the qrels say that it is an answer.
-
-IBKD's 6,980 test queries of MS MARCO are --split dev; its test.tsv is TREC-DL 2019, 43 queries.
-coCondenser and RetroMAE are read at [CLS] and compared by inner product, which their folders do not
-state: --pooling cls --similarity dot.
+The data is a folder in the format of BEIR (arXiv:2104.08663), whose files may be gzipped:
+  corpus.jsonl       {"_id": "d0", "title": "", "text": "..."}; a passage is its title and its text
+  queries.jsonl      {"_id": "q0", "text": "..."}
+  qrels/SPLIT.tsv    query-id, corpus-id, score, with this header; a score above 0 is an answer
+or a data set on the Hugging Face Hub: BeIR/msmarco, whose qrels are in BeIR/msmarco-qrels. As in
+BEIR, a passage with the query's own id is left out of the ranking, unless it is an answer.
+The IBKD paper's 6,980 queries of MS MARCO are --split dev; --split test has those of TREC-DL 2019.
 
   python eval_retrieval.py runs/ibkd sentence-transformers/all-MiniLM-L6-v2 --beir my-beir-folder
-  python eval_retrieval.py runs/ibkd --beir my-beir-folder --document-model TEACHER
-                                    the teacher encodes the passages, the student the queries
   python eval_retrieval.py Luyu/co-condenser-marco-retriever --beir BeIR/msmarco --split dev
-      --pooling cls --similarity dot
+      --pooling cls --similarity dot                  its folder states neither
 """
 
-from common import DataError, table
-from support.command_line import (
-    ArgumentParser,
-    add_evaluation_options,
-    run_main,
-    up_to_million,
-    write_report,
-)
-from support.encoder import POOLING_NAMES, load_encoder
-from support.retrieval import SIMILARITIES, evaluate, passages, read_judged, read_queries
+import json
+import math
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
 
-GIGABYTE = 1e9
-BYTES_FP16 = 2
-BYTES_FP32 = 4
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from common import (
+    POOLINGS,
+    RANK,
+    ArgumentParser,
+    DataError,
+    columns,
+    encode,
+    load_encoder,
+    read_rows,
+    reading,
+    replace_file,
+    resolve,
+    run_main,
+    table,
+    write_json,
+)
+
+SIMILARITIES = ("cosine", "dot")
+METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
+CHUNK = 20_000  # passages in memory
+SCORES = 20_000_000  # of queries and passages in memory
+LEFT_OUT = -1  # the score of the passage with a query's own id
+
+# --------------------------------------------------------------------------------------------------
+# BEIR folders
+# --------------------------------------------------------------------------------------------------
+
+
+def find(beir, name):
+    """A file of a BEIR folder or of a data set on the Hub -> Path. Raises DataError."""
+    if not Path(beir).exists():
+        folder, _, file = name.rpartition("/")
+        return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
+    for path in (Path(beir, name), Path(beir, f"{name}.gz")):
+        if path.exists():
+            return path
+    raise DataError(f"{Path(beir, name)}: no such file; a BEIR folder must have it")
+
+
+def read_texts(beir, name):
+    """Yield (id, text) of each line of corpus.jsonl or queries.jsonl. A title is part of the text.
+
+    Raises DataError, also for an id that is used twice.
+    """
+    seen = set()
+
+    def parse(line):
+        row = json.loads(line)
+        key = str(row["_id"])
+        if key in seen:
+            raise ValueError(f"id {key!r} is used above")
+        seen.add(key)
+        return key, f"{row.get('title') or ''} {row['text'].strip()}".strip()
+
+    form = 'each line must be JSON, {"_id": "...", "text": "..."}, with an id of its own'
+    return read_rows(find(beir, name), parse, form)
+
+
+def read_passages(beir):
+    """Yield the texts of the corpus, in its order. Raises DataError."""
+    return (text for _, text in read_texts(beir, "corpus.jsonl"))
+
+
+def read_split(beir, split, numbers=None):
+    """The queries of qrels/SPLIT.tsv -> {query id: text}, {query id: {passage number: score}}.
+
+    numbers {passage id: number}; by default, a passage's number is its position in the corpus.
+    Scores are above 0, or LEFT_OUT. Where passages have the same number, the highest score counts.
+    Raises DataError, also for an unknown id and for a query without an answer.
+    """
+    known = dict(read_texts(beir, "queries.jsonl"))
+    if numbers is None:
+        corpus = read_texts(beir, "corpus.jsonl")
+        numbers = {name: number for number, (name, _) in enumerate(corpus)}
+
+    def parse(line):
+        query, passage, score = columns(line, (0, 1, 2))
+        if score == "score":  # the header
+            return None
+        return query, known[query], numbers[passage], int(score)
+
+    path = find(beir, f"qrels/{split}.tsv")
+    form = "a line is query-id, corpus-id, score, with tabs; the .jsonl files must have both ids"
+    queries = {}
+    answers = {}
+    for query, text, number, score in filter(None, read_rows(path, parse, form)):
+        queries[query] = text
+        scores = answers.setdefault(query, {})
+        if score > 0:
+            scores[number] = max(score, scores.get(number, 0))
+    if not queries:
+        raise DataError(f"{path}: there is no query; {form}")
+    for query, scores in answers.items():
+        if not scores:
+            raise DataError(f"{path}: query {query!r} has no score above 0; remove its lines")
+        if query in numbers:
+            scores.setdefault(numbers[query], LEFT_OUT)
+    return queries, answers
+
+
+# --------------------------------------------------------------------------------------------------
+# Search
+# --------------------------------------------------------------------------------------------------
+
+
+def embed(encoder, input_ids, attention_mask):
+    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
+    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    if encoder.pooling == "cls":
+        pooled = states[:, 0]
+    elif encoder.pooling == "lasttoken":
+        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        pooled = states[torch.arange(len(states), device=states.device), last]
+    else:
+        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+    embedding = encoder.heads(pooled).float()  # [N, D]
+    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
+
+
+def comparable(vectors, similarity, device):
+    """Array [n, D] -> tensor [n, D] whose inner products are the similarity, cosine or dot."""
+    tensor = torch.from_numpy(np.array(vectors)).to(device)
+    return F.normalize(tensor, dim=1) if similarity == "cosine" else tensor
+
+
+def search(queries, chunks, depth):
+    """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
+
+    queries [Q, D] and chunks, tensors [n, D] with the passages in their order, are comparable().
+    Of equal scores, that of the first passage ranks first.
+    """
+    best = queries.new_empty(len(queries), 0)  # scores
+    numbers = best.long()  # of their passages
+    start = 0
+    size = SCORES // len(queries) + 1
+    for passages in chain.from_iterable(chunk.split(size) for chunk in chunks):
+        scores = queries @ passages.T  # [Q, n]
+        found = scores.topk(min(depth, len(passages))).indices.sort().values  # in corpus order
+        scores = torch.cat([best, scores.gather(1, found)], dim=1)
+        numbers = torch.cat([numbers, start + found], dim=1)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        best = scores[:, :depth]
+        numbers = numbers.gather(1, order)[:, :depth]
+        start += len(passages)
+    return numbers.tolist()
+
+
+def discounted_gain(gains):
+    """DCG@10: sum over ranks of gain / log2(rank + 1)."""
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1))
+
+
+def metrics(found, answers):
+    """Q rankings of passage numbers, Q times {passage number: score} -> {metric: 0 to 100}."""
+    rows = []
+    for ranking, scores in zip(found, answers):
+        gains = [scores.get(number, 0) for number in ranking if scores.get(number) != LEFT_OUT]
+        ideal = sorted((score for score in scores.values() if score != LEFT_OUT), reverse=True)
+        ranks = [rank for rank, gain in enumerate(gains[:10], 1) if gain > 0]
+        recalls = [np.count_nonzero(gains[:depth]) / len(ideal) for depth in (10, 100, 1000)]
+        ndcg = discounted_gain(gains) / discounted_gain(ideal)
+        rows.append([1 / ranks[0] if ranks else 0.0, ndcg, *recalls])
+    return dict(zip(METRICS, (100 * np.sum(rows, axis=0) / len(rows)).tolist()))
+
+
+def evaluate(split, passages, encoders, similarity, device, depth=1000, fp16=False):
+    """Encode, search, score -> metrics().
+
+    split: what read_split() returns; passages: yields the texts of the corpus; encoders: two
+    functions from n texts to an array [n, D], for queries and passages.
+    """
+    texts, answers = split
+    encode_queries, encode_passages = encoders
+    queries = comparable(encode_queries(list(texts.values())), similarity, device)
+    passages = iter(passages)
+    chunks = iter(lambda: list(islice(passages, CHUNK)), [])  # until one is empty
+    chunks = (comparable(encode_passages(chunk), similarity, device) for chunk in chunks)
+    if fp16:
+        chunks = (chunk.half().float() for chunk in chunks)
+    return metrics(search(queries, chunks, depth + 1), answers.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Training data, of ibkd.py
+# --------------------------------------------------------------------------------------------------
+
+
+class TrainingData(NamedTuple):
+    """Passages and training queries. Passages with the same text are one passage."""
+
+    passages: list  # P texts
+    numbers: dict  # {passage id: its number among them}
+    queries: dict  # {query id: text}
+    answers: dict  # {query id: {passage number: score}}
+
+
+def read_training(beir, dev_queries, dev_passages):
+    """qrels/train.tsv -> TrainingData; a split and passages to evaluate() dev. Raises DataError.
+
+    dev has every tenth query, or fewer, evenly spread, if these are more than dev_queries. They are
+    compared with the first dev_passages and their answers.
+    """
+    number_of = {}  # {text: number}
+    corpus = read_texts(beir, "corpus.jsonl")
+    numbers = {name: number_of.setdefault(text, len(number_of)) for name, text in corpus}
+    passages = list(number_of)
+    queries, answers = read_split(beir, "train", numbers)
+    if len(queries) < 10:
+        raise DataError(f"{beir}: {len(queries)} training queries; it must have ten or more")
+    interval = max(10, math.ceil(len(queries) / dev_queries))
+    dev = {name: queries.pop(name) for name in list(queries)[interval - 1 :: interval]}
+    positives = {n for name in dev for n, score in answers[name].items() if score != LEFT_OUT}
+    searched = sorted(positives.union(range(min(dev_passages, len(passages)))))
+    place = {number: position for position, number in enumerate(searched)}
+    dev_answers = {
+        name: {place[n]: score for n, score in answers[name].items() if n in place} for name in dev
+    }
+    data = TrainingData(passages, numbers, queries, answers)
+    return data, ((dev, dev_answers), [passages[number] for number in searched])
+
+
+def mine_hard_negatives(vectors, data, count, similarity, device):
+    """The `count` passages that are most similar to each query, without its answers.
+
+    vectors [P + Q, D]: array, the teacher's embeddings of the passages and queries of `data`.
+    Returns Q lists of passage numbers. Raises DataError if there are too few passages.
+    """
+    known = [data.answers[name].keys() for name in data.queries]
+    depth = count + max(map(len, known))
+    passages, queries = np.split(vectors, [len(data.passages)])
+    if len(passages) < depth:
+        raise DataError(f"{len(passages)} passages are too few for {count} hard negatives")
+    starts = range(0, len(passages), CHUNK)
+    chunks = (comparable(passages[i : i + CHUNK], similarity, device) for i in starts)
+    found = search(comparable(queries, similarity, device), chunks, depth)
+    return [
+        [number for number in ranking if number not in left_out][:count]
+        for ranking, left_out in zip(found, known)
+    ]
+
+
+def training_rows(data, negatives):
+    """Q lists of hard negatives -> rows of texts, passages before queries; one for each answer:
+    [query, answer, *hard negatives]."""
+    return [
+        (len(data.passages) + i, number, *negatives[i])
+        for i, name in enumerate(data.queries)
+        for number, score in data.answers[name].items()
+        if score != LEFT_OUT
+    ]
+
+
+def read_negatives(path, data, count):
+    """Tab-separated query-id and passage-ids -> Q lists of `count` numbers. Raises DataError."""
+
+    def parse(line):
+        query, *names = line.split("\t")
+        negatives = [data.numbers[name] for name in names[:count]]
+        if len(negatives) < count or data.answers.get(query, {}).keys() & negatives:
+            raise ValueError(f"query {query!r} has too few passages, or one that answers it")
+        return query, negatives
+
+    form = f"each training query must have a line: its id and {count} passage-ids, with tabs"
+    rows = dict(read_rows(path, parse, form))
+    with reading(path, form):
+        return [rows[query] for query in data.queries]
+
+
+def write_negatives(path, data, negatives):
+    """Write what read_negatives() reads."""
+    names = {number: name for name, number in reversed(data.numbers.items())}  # the first of each
+    lines = []
+    for query, numbers in zip(data.queries, negatives):
+        lines.append("\t".join([query, *(names[number] for number in numbers)]) + "\n")
+    replace_file(Path(path), lambda new: new.write_text("".join(lines), "utf-8"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+# --------------------------------------------------------------------------------------------------
 
 
 def parse_args():
-    parser = ArgumentParser(
-        "MRR@10, nDCG@10 and Recall of sentence encoders on a BEIR folder, by exact search"
-    )
-    add_evaluation_options(parser)
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--beir", required=True, help="BEIR folder, or a data set on the Hub: BeIR/msmarco")
-    add("--split", default="test", help="which qrels/SPLIT.tsv; %(default)s")
-    add("--pooling", choices=POOLING_NAMES, help="read every model so, whatever its folder states")
-    add("--similarity", choices=SIMILARITIES, default="cosine", help="%(default)s")
-    add(
-        "--document-model",
-        metavar="M",
-        help="encode the passages with this model, the queries with each MODEL",
-    )
-    add("--fp16", action="store_true", help="store passages with two bytes a number")
-    add("--memory", type=up_to_million, default=2, help="GB for the search; %(default)s")
-    return parser.parse()
+    add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
+    add("--beir", required=True, help="BEIR folder, or data set on the Hub, as BeIR/msmarco")
+    add("--split", default="test", help="qrels/SPLIT.tsv (default: %(default)s)")
+    add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
+    add("--similarity", choices=SIMILARITIES, default="cosine", help="(default: %(default)s)")
+    add("--document-model", help="encodes the passages, and each MODEL the queries")
+    add("--fp16", action="store_true", help="store passage embeddings with two bytes per number")
+    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+    add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
+    add("--json", type=Path, help="write the unrounded numbers to this file")
+    return parser.parse_args()
 
 
-def load_pair(name, args):
-    """The encoder of queries and that of passages -> two Encoders, the same one by default.
-
-    Raises DataError if their embeddings cannot be compared.
-    """
-    encoder = load_encoder(name, args.pooling).to(args.device).eval()
-    if args.document_model is None:
-        return encoder, encoder
-    document = load_encoder(args.document_model, args.pooling).to(args.device).eval()
-    if document.dimension != encoder.dimension:
-        raise DataError(
-            f"--document-model {args.document_model}: dimension {document.dimension}, "
-            f"expected {encoder.dimension}, that of {name}"
-        )
-    return encoder, document
+def load(name, args):
+    encoder = load_encoder(name, args.pooling).to(args.device)
+    if encoder.pooling not in POOLINGS:
+        raise DataError(f"{name}: pools several layers; choose another --pooling")
+    return encoder
 
 
 def main():
     args = parse_args()
-    judged, count = read_judged(args.beir, args.split, read_queries(args.beir))
+    data = read_split(args.beir, args.split)
     rows = {}
     for name in args.models:
-        encoder, document = load_pair(name, args)
-        scores, seconds = evaluate(
-            encoder,
-            judged,
-            passages(args.beir),
-            document,
-            args.similarity,
-            args.fp16,
-            args.memory * GIGABYTE,
-            name,
-        )
-        size = document.dimension * (BYTES_FP16 if args.fp16 else BYTES_FP32)
-        rows[name] = scores | {"passages/s": count / seconds, "bytes": size}
-    print(table(rows))
-    write_report(args.json, rows)
+        encoder = load(name, args)
+        document = load(args.document_model, args) if args.document_model else encoder
+        if encoder.dimension != document.dimension:
+            raise DataError(f"{name}: --document-model must have its dimension")
+        encoders = [partial(encode, embed, model) for model in (encoder, document)]
+        settings = (encoders, args.similarity, args.device)
+        scores = evaluate(data, read_passages(args.beir), *settings, fp16=args.fp16)
+        rows[name] = scores | {"bytes": encoder.dimension * (2 if args.fp16 else 4)}
+    if RANK == 0:
+        print(table(rows))
+        if args.json:
+            write_json(args.json, rows)
 
 
 if __name__ == "__main__":

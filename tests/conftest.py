@@ -1,12 +1,13 @@
-"""What the tests share: small models made on the spot, the real teacher, the real data.
+"""What the tests share: small models made on the spot, the demo's files, the real teacher and data.
 
 The teacher comes from its pip package, the data from ../shared/data where that folder is there.
 """
 
 import atexit
+import csv
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,19 +32,14 @@ sys.path.insert(0, str(ROOT))
 # Set before common is imported, so that no test reads or fills the user's own cache.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
-# A shell ignores Ctrl-C for what it starts in the background, and so would what the tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two processes with two threads each take three times as long on two cores.
-PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
-if PARALLEL:
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
-from processes import Processes
-
 import common
-from support import command_line, demo
-from support.encoder import load_encoder
 
+DEMO = ROOT / "demo"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",")
 LONGEST_INPUT = 128  # tokens
 MODELS = (  # folder, kind, dimension
@@ -55,12 +51,64 @@ MODELS = (  # folder, kind, dimension
 
 
 def pytest_addoption(parser):
-    help = "changed files that test_fuzz.py reads, for each reader; 200"
-    parser.addoption("--fuzz-examples", type=int, default=200, help=help)
-    help = "SIGKILLs of test_soak.py, at least, over the scripts; 10"
-    parser.addoption("--soak", type=int, default=10, help=help)
+    help = "changed files that test_fuzz.py reads, for each reader; 100"
+    parser.addoption("--fuzz-examples", type=int, default=100, help=help)
+    parser.addoption("--soak", type=int, default=5, help="SIGKILLs of test_soak.py; 5")
     help = "which moments test_soak.py takes; the time"
     parser.addoption("--soak-seed", type=int, default=int(time.time()), help=help)
+
+
+# ---- files
+
+
+def demo_lines(name, count=None):
+    """The first lines of a file of demo/, without line ends."""
+    return (DEMO / name).read_text("utf-8").splitlines()[:count]
+
+
+def demo_sentences(count):
+    return demo_lines("sentences.txt", count)
+
+
+def demo_triplets(count):
+    """-> three lists of `count` texts: anchors, positives, hard negatives."""
+    rows = list(csv.reader(demo_lines("triplets.csv", count + 1)))[1:]
+    return [list(column) for column in zip(*rows)]
+
+
+def rows(run_folder):
+    """metrics.jsonl of a run -> list of dict."""
+    return [json.loads(line) for line in (Path(run_folder) / "metrics.jsonl").open()]
+
+
+def losses(run_folder):
+    """The losses that a run has logged -> {(stage, step): loss}."""
+    return {(row["stage"], row["step"]): row["loss"] for row in rows(run_folder) if "loss" in row}
+
+
+def dev_scores(run_folder):
+    """{(stage, step): dev score}"""
+    return {(row["stage"], row["step"]): row["dev"] for row in rows(run_folder) if "dev" in row}
+
+
+def cosine(a, b):
+    """The cosine of two lists of numbers, in plain Python."""
+    dot = sum(x * y for x, y in zip(a, b))
+    return dot / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """A folder of small data: sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100 rows),
+    pairs.tsv (100), and STS-B/ in GLUE's layout (100 pairs each)."""
+    root = tmp_path_factory.mktemp("files")
+    counts = {"sentences.txt": 300, "dev.tsv": 60, "triplets.csv": 101, "pairs.tsv": 100}
+    counts |= {f"STS-B/{split}.tsv": 101 for split in ("train", "dev", "test")}
+    (root / "STS-B").mkdir()
+    for name, count in counts.items():
+        source = f"glue/{name}" if "/" in name else name
+        (root / name).write_text("\n".join(demo_lines(source, count)) + "\n", "utf-8")
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -71,16 +119,19 @@ def shared_data():
     return folder
 
 
+# ---- models
+
+
 @pytest.fixture(scope="session")
 def teacher():
     """all-MiniLM-L6-v2 from its pip package, as the README's test command installs it."""
-    return load_encoder(common.MINILM).eval()
+    return common.load_encoder(common.MINILM).eval()
 
 
 def word_tokenizer():
     """A BERT tokenizer whose vocabulary is the words of the demo's sentences."""
     words = set()
-    for text in demo.sentences(3000):
+    for text in demo_sentences(3000):
         words.update(text.lower().rstrip(".").split())
     vocabulary = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *sorted(words)])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -123,7 +174,7 @@ def random_model(kind, vocabulary, size, layers):
         initializer_range=0.3,
         pad_token_id=0,
     )
-    if kind == "roberta":  # its positions begin behind the number of its padding token
+    if kind == "roberta":  # its positions begin after the number of its padding token
         return RobertaModel(RobertaConfig(max_position_embeddings=LONGEST_INPUT + 1, **options))
     return BertModel(BertConfig(max_position_embeddings=LONGEST_INPUT, **options))
 
@@ -148,39 +199,13 @@ def models_folder(tmp_path_factory):
     for name, kind, size in MODELS:
         build(root / name, kind, size, seed=size)
     for pooling in ("mean", "cls", "pooler"):
-        encoder = load_encoder(root / "bert", pooling)
+        encoder = common.load_encoder(root / "bert", pooling)
         encoder.normalize = pooling == "mean"
-        encoder.save(root / pooling)
+        common.save_encoder(encoder, root / pooling)
     return root
 
 
-@pytest.fixture(scope="session")
-def files(tmp_path_factory):
-    """A folder of the demo's data: sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100), and
-    STS-B in GLUE's layout."""
-    root = tmp_path_factory.mktemp("files")
-    (root / "sentences.txt").write_text("\n".join(demo.sentences(300)) + "\n", "utf-8")
-    pairs = zip(*demo.scored_pairs(60, seed=7))
-    lines = [f"{first}\t{second}\t{score}\n" for first, second, score in pairs]
-    (root / "dev.tsv").write_text("".join(lines), "utf-8")
-    rows = [common.TRIPLET_HEADER, *demo.triplets(100)]
-    lines = [",".join(f'"{cell}"' for cell in row) + "\n" for row in rows]
-    (root / "triplets.csv").write_text("".join(lines), "utf-8")
-    (root / "STS-B").mkdir()
-    for seed, split in enumerate(("train", "dev", "test"), 20):
-        pairs = zip(*demo.scored_pairs(100, seed))
-        lines = [f"{first}\t{second}\t{score}\n" for first, second, score in pairs]
-        text = "".join(["sentence1\tsentence2\tscore\n", *lines])
-        (root / "STS-B" / f"{split}.tsv").write_text(text, "utf-8")
-    return root
-
-
-@pytest.fixture(scope="session")
-def processes(tmp_path_factory):
-    """Programs as processes of their own, without the time to load torch: see processes.py."""
-    server = Processes(tmp_path_factory.mktemp("processes"))
-    yield server
-    server.close()
+# ---- programs
 
 
 @pytest.fixture(scope="session")
@@ -188,19 +213,14 @@ def run():
     """run("ckd.py", "--option", ...) -> the finished process of its own.
 
     Options that are no str are turned into str; keyword arguments are environment variables.
+    "extras.NAME" runs python -m extras.NAME.
     """
 
-    def call(script, *options, **environment):
-        variables = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment
-        if PARALLEL:
-            variables["OMP_NUM_THREADS"] = "1"
-        return subprocess.run(
-            [sys.executable, ROOT / script, *map(str, options)],
-            capture_output=True,
-            text=True,
-            env=variables,
-            cwd=ROOT,
-        )
+    def call(script, *options, cwd=ROOT, **environment):
+        variables = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
+        program = ["-m", script] if script.startswith("extras.") else [script]
+        command = [sys.executable, *program, *map(str, options)]
+        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=cwd)
 
     return call
 
@@ -229,30 +249,11 @@ def fails(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, options)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
-            command_line.run_main(script.main)
+            common.run_main(script.main)
         lines = capsys.readouterr().err.splitlines()
-        assert exit.value.code == command_line.INVALID_INPUT
+        assert exit.value.code == 2
         assert lines[-1].startswith("error: "), lines
-        assert sum("error" in line for line in lines) == 1, lines
+        assert sum("error:" in line for line in lines) == 1, lines
         return lines[-1]
 
     return call
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """small_disk(megabytes) -> a folder that takes no more."""
-    mounted = []
-
-    def make(megabytes):
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", folder]
-        if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-            pytest.skip("this machine lets the tests mount no file system")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", folder], check=True)

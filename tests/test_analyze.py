@@ -1,41 +1,31 @@
-"""analyze.py: its numbers against plain loops, its figures as files, its table."""
+"""extras/analyze.py: its numbers against plain loops, what its figures show, its files."""
 
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import spearmanr
 
-import analyze
 import common
-from common import ScoredPairs
-from support.encoder import load_encoder
+from extras import analyze
 
 pytest.importorskip("matplotlib")
 
-ROOT = Path(analyze.__file__).parent
-PAIRS = ScoredPairs(  # 6, 1 and 5 edits
-    ("a b c d e f", "A B", "a b c d e"),
-    ("u v w x y", "a c", "v w x y z"),
-    (5.0, 4.5, 1.0),
-)
+PAIRS = [("a b c d e f", "u v w x y", 5.0), ("A B", "a c", 4.5), ("a b c d e", "v w x y z", 1.0)]
 
 
 @pytest.fixture
 def plt():
     import matplotlib.pyplot as plt
 
+    plt.switch_backend("agg")
     yield plt
     plt.close("all")
 
 
-def random_unit_vectors(n, d, seed):
-    vectors = np.random.default_rng(seed).normal(size=(n, d))
+def random_unit_vectors(n, seed):
+    vectors = np.random.default_rng(seed).normal(size=(n, 4))
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -43,392 +33,147 @@ def distance(a, b):
     return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)))
 
 
-def cosines(folder, pairs):
+def cosines(folder, first, second):
     """As sentence-transformers computes them."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")
-    first = model.encode(list(pairs.first), normalize_embeddings=True).astype(float)
-    second = model.encode(list(pairs.second), normalize_embeddings=True).astype(float)
-    return (first * second).sum(1)
+    vectors = model.encode([*first, *second], normalize_embeddings=True).astype(float)
+    return (vectors[: len(first)] * vectors[len(first) :]).sum(1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("squared, power", [(True, 2), (False, 1)])
-def test_alignment_is_that_of_the_papers(squared, power):
-    first, second = random_unit_vectors(7, 4, 0), random_unit_vectors(7, 4, 1)
+@pytest.mark.parametrize("power", [1, 2])
+def test_alignment_and_uniformity_are_those_of_the_papers(power):
+    """Eq. 8 of DistilCSE, eq. 12 and 13 of IBKD, in plain loops."""
+    first, second = random_unit_vectors(7, seed=0), random_unit_vectors(7, seed=1)
     expected = sum(distance(a, b) ** power for a, b in zip(first, second)) / 7
-    assert analyze.alignment(first, second, squared) == pytest.approx(expected, abs=1e-10)
-    assert analyze.alignment(first, first, squared) == 0
-
-
-@pytest.mark.parametrize("squared, power", [(True, 2), (False, 1)])
-def test_uniformity_is_that_of_the_papers(squared, power):
-    vectors = random_unit_vectors(7, 4, 0)
-    terms = []
-    for i in range(7):
-        for j in range(i + 1, 7):
-            terms.append(math.exp(-2 * distance(vectors[i], vectors[j]) ** power))
+    assert analyze.alignment(first, second, power) == pytest.approx(expected, abs=1e-10)
+    distances = [distance(first[i], first[j]) for i in range(7) for j in range(i)]
+    terms = [math.exp(-2 * value**power) for value in distances]
     expected = math.log(sum(terms) / len(terms))
-    assert analyze.uniformity(vectors, squared) == pytest.approx(expected, abs=1e-7)
-    equal = np.repeat(vectors[:1], 5, 0)
-    assert analyze.uniformity(equal, squared) == pytest.approx(0, abs=1e-6)
+    assert analyze.uniformity(first, power) == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    "first, second, expected",
-    [
-        ("", "", 0),
-        ("a b c", "a b c", 0),
-        ("a b c", "", 3),
-        ("a b c", "a x c", 1),
-        ("a b c d", "b c d", 1),
-        ("the cat sat on the mat", "a cat sat there", 4),
-    ],
-)
-def test_edit_distance_counts_words(first, second, expected):
-    assert analyze.edit_distance(first.split(), second.split()) == expected
-    assert analyze.edit_distance(second.split(), first.split()) == expected
-
-
-def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(monkeypatch, plt):
-    vectors = np.random.default_rng(0).normal(size=(5000, 4))
-    copies = vectors[:, [0, 0, 0]] * [1, 5, -2]
-    monkeypatch.setattr(analyze, "unit_vectors", lambda encoder, sentences: encoder)
-    encoders = {"independent": vectors, "copies": copies}
-    numbers, _ = analyze.covariance(encoders, range(5000), plt)
-    assert numbers["independent"]["largest"] < 0.06
-    assert numbers["copies"]["mean |correlation|"] == pytest.approx(1)
-
-
-# --------------------------------------------------------------------------------------------------
-# Figures
-# --------------------------------------------------------------------------------------------------
-
-
-def draw(run, figure, models, files, output):
-    """Run the script -> its numbers."""
-    if figure == "covariance":
-        data = ["--sentences", files / "sentences.txt"]
-    else:
-        data = ["--pairs", files / "dev.tsv"]
-    done = run("analyze.py", figure, *models, *data, "--output", output)
-    assert done.returncode == 0, done.stderr
-    assert Path(f"{output}.png").read_bytes()[:4] == b"\x89PNG"
-    assert "<svg" in Path(f"{output}.svg").read_text()
-    return json.loads(Path(f"{output}.json").read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("figure", ["space", "cosine", "edits", "covariance", "speed"])
-def test_a_figure_and_its_numbers(figure, models_folder, files, run, tmp_path):
-    models = [models_folder / "bert", models_folder / "mean"]
-    numbers = draw(run, figure, models, files, tmp_path / "new" / "a.b")
-    pairs = common.read_scored_pairs(files / "dev.tsv")
-    similarity = cosines(models[1], pairs)
-    names = ["bert", "mean"]
-    if figure == "edits":
-        names = ["gold score", *names]
-        edits = [analyze.edit_distance(*words) for words in lower_case_words(pairs)]
-        expected = 100 * spearmanr(edits, pairs.scores).statistic
-        assert numbers["gold score"]["Spearman x 100"] == pytest.approx(expected)
-        expected = 100 * spearmanr(edits, similarity).statistic
-        assert numbers["mean"]["Spearman x 100"] == pytest.approx(expected, abs=0.01)
-    elif figure == "covariance":
-        found = numbers["mean"]
-        assert found["dimensions"] == 32
-        assert 0 < found["mean |correlation|"] < found["largest"] <= 1
-    elif figure == "space":
-        above = [1 - cosine for cosine, score in zip(similarity, pairs.scores) if score > 4]
-        found = numbers["mean"]["squared distances (IBKD)"]["alignment"]
-        assert found == pytest.approx(2 * np.mean(above), abs=1e-5)
-    else:
-        column = "Spearman x 100" if figure == "cosine" else "average"
-        expected = 100 * spearmanr(similarity, pairs.scores).statistic
-        assert numbers["mean"][column] == pytest.approx(expected, abs=0.01)
-    assert list(numbers) == names
-
-
-def lower_case_words(pairs):
-    return [(a.lower().split(), b.lower().split()) for a, b in zip(pairs.first, pairs.second)]
+def test_edit_distance_counts_words():
+    cases = [("", "", 0), ("a b c", "", 3), ("a b c d", "b c d", 1)]
+    for first, second, expected in (*cases, ("the cat sat on the mat", "a cat sat there", 4)):
+        assert analyze.edit_distance(first.split(), second.split()) == expected
+        assert analyze.edit_distance(second.split(), first.split()) == expected
 
 
 @pytest.fixture
-def pair_vectors(monkeypatch):
-    """{sentence of PAIRS: vector}, which is what every encoder returns."""
-    texts = PAIRS.first + PAIRS.second
-    vectors = dict(zip(texts, random_unit_vectors(6, 4, 0)))
+def vectors(monkeypatch):
+    """{sentence of PAIRS: vector}, which is what every model returns."""
+    texts = [text for pair in PAIRS for text in pair[:2]]
+    vectors = dict(zip(texts, random_unit_vectors(6, seed=0)))
 
-    def unit_vectors(encoder, sentences):
+    def unit_vectors(model, sentences):
         return np.array([vectors[sentence] for sentence in sentences])
 
     monkeypatch.setattr(analyze, "unit_vectors", unit_vectors)
     return vectors
 
 
-def points(axes):
-    return [collection.get_offsets().tolist() for collection in axes.collections]
-
-
-def test_the_points_of_space(pair_vectors, plt):
-    numbers, figure = analyze.space({"one": None}, PAIRS, plt)
-    assert len(figure.axes) == 2
+def test_space_has_positives_above_4_and_each_sentence_once(vectors, plt):
+    again = [*PAIRS, ("A B", "a c", 1.0)]  # no new sentence, and no positive
+    numbers, figure = analyze.space(["one"], again, plt)
+    distances = [distance(vectors[a], vectors[b]) for a, b, _ in PAIRS[:2]]
+    uniformity = analyze.uniformity(np.array(list(vectors.values())), 2)
+    found = numbers["one"]["squared distances (IBKD)"]
+    assert found["alignment"] == pytest.approx(sum(d**2 for d in distances) / 2)
+    assert found["uniformity"] == pytest.approx(uniformity)
+    found = numbers["one"]["distances (DistilCSE)"]
+    assert found["alignment"] == pytest.approx(sum(distances) / 2)
     for axes, values in zip(figure.axes, numbers["one"].values()):
-        assert points(axes) == [[[values["uniformity"], values["alignment"]]]]
-        assert axes.get_xlabel().startswith("uniformity")
-        assert axes.get_ylabel().startswith("alignment")
+        [line] = axes.lines
+        assert line.get_xydata().tolist() == [[values["uniformity"], values["alignment"]]]
 
 
-def test_the_points_of_cosine_and_edits(pair_vectors, plt):
-    cosine = []
-    for a, b in zip(PAIRS.first, PAIRS.second):
-        cosine.append(pytest.approx(float(pair_vectors[a] @ pair_vectors[b])))
-    _, figure = analyze.cosine({"one": None}, PAIRS, plt)
-    assert points(figure.axes[0]) == [[[score, c] for score, c in zip(PAIRS.scores, cosine)]]
-    _, figure = analyze.edits({"one": None}, PAIRS, plt)
-    far, near = points(figure.axes[1])
-    assert far == [[cosine[0], 6]]
-    assert near == [[cosine[1], 1], [cosine[2], 5]]
-    labels = [axes.get_xlabel() for axes in figure.axes]
-    assert labels == ["similarity", "cosine"]
+def test_the_points_of_cosine_and_edits(vectors, plt):
+    cosines = [pytest.approx(float(vectors[a] @ vectors[b])) for a, b, _ in PAIRS]
+    _, figure = analyze.cosine(["one"], PAIRS, plt)
+    [points] = figure.axes[0].collections
+    assert points.get_offsets().tolist() == list(map(list, zip((5, 4.5, 1), cosines)))
+    numbers, figure = analyze.edits(["one"], PAIRS, plt)
+    [points] = figure.axes[1].collections
+    assert points.get_offsets().tolist() == list(map(list, zip(cosines, (6, 1, 5))))
+    far, *near = points.get_facecolors().tolist()
+    assert near[0] == near[1] != far
+    assert numbers["gold score"] == pytest.approx(50)  # of the ranks 3 2 1 and 3 1 2
 
 
-def test_speed_is_drawn_with_the_average_of_the_sets(models_folder, plt):
-    more = ScoredPairs(PAIRS.second, PAIRS.first[::-1], PAIRS.scores)
-    encoder = load_encoder(models_folder / "bert").eval()
-    numbers, figure = analyze.speed({"one": encoder}, {"x": PAIRS, "y": more}, plt)
-    scores = [common.spearman(encoder, {"z": pairs})["z"] for pairs in (PAIRS, more)]
-    found = numbers["one"]
-    assert found["average"] == pytest.approx(np.mean(scores))
-    assert points(figure.axes[0]) == [[[found["sentences/s"], found["average"]]]]
+def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(monkeypatch, plt):
+    independent = np.random.default_rng(0).normal(size=(12_000, 4))
+    spaces = {"independent": independent, "copies": independent[:, [0, 0, 0]] * [1, 5, -2]}
+    monkeypatch.setattr(analyze, "unit_vectors", lambda model, rows: spaces[model][rows])
+    numbers, _ = analyze.covariance(spaces, (range(12_000), []), plt)
+    assert numbers["independent"]["largest"] < 0.06
+    assert numbers["copies"]["mean |correlation|"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    "figure, splits, data",
-    [
-        ("space", ["dev"], PAIRS),
-        ("cosine", ["dev"], PAIRS),
-        ("edits", ["dev"], PAIRS),
-        ("speed", ["test"], {"test": PAIRS}),
-        ("covariance", [], analyze.sample([str(i) for i in range(12_000)], seed=3)),
-    ],
-)
-def test_what_is_read_for_a_figure(monkeypatch, plt, tmp_path, figure, splits, data):
-    drawn, read = [], []
-
-    def draw(encoders, data, plt):
-        drawn.append(data)
-        return {}, plt.figure()
-
-    def read_sts(folder, split):
-        read.append(split)
-        return {split: PAIRS}
-
-    monkeypatch.setattr(analyze, figure, draw)
-    monkeypatch.setattr(analyze, "resolve", lambda name: name)
-    monkeypatch.setattr(analyze, "read_sts", read_sts)
-    many = [str(i) for i in range(12_000)]
-    monkeypatch.setattr(analyze, "training_sentences", lambda name: many)
-    monkeypatch.setattr(analyze, "load_encoder", lambda name: torch.nn.Identity())
-    options = ["--output", str(tmp_path / "figure")]
-    if figure == "covariance":
-        options += ["--sentences", "many.txt", "--seed", "3"]
-    monkeypatch.setattr("sys.argv", ["analyze.py", figure, "model", *options])
-    analyze.main()
-    assert read == splits
-    assert drawn == [data]
-
-
-def test_the_covariance_is_of_sentences_at_random():
-    sentences = [str(i) for i in range(40_000)]
-    drawn = [int(text) for text in analyze.sample(sentences, seed=0)]
-    assert len(set(drawn)) == 10_000
-    assert drawn == sorted(drawn)
-    assert np.mean(drawn) == pytest.approx(20_000, abs=500)  # of the first 10,000 it is 5,000
-    assert analyze.sample(sentences, seed=0) == [str(i) for i in drawn]
-    assert analyze.sample(sentences, seed=1) != [str(i) for i in drawn]
-    assert analyze.sample(sentences[:10_000], seed=0) == sentences[:10_000]
-
-
-def test_nli_triplets_are_taken_apart(monkeypatch, files):
-    options = ["covariance", "model", "--sentences", str(files / "triplets.csv")]
-    monkeypatch.setattr("sys.argv", ["analyze.py", *options])
-    sentences = analyze.read_data(analyze.parse_args())
-    triplets = common.read_triplets(files / "triplets.csv")
-    assert set(sentences) == {text for triplet in triplets for text in triplet}
-
-
-def test_models_are_labeled_by_the_last_part_of_their_name_unless_two_share_it():
-    labels = analyze.label_models(["a/bert", "b/bert", "c/mean"])
-    assert labels == {"a/bert": "a/bert", "b/bert": "b/bert", "mean": "c/mean"}
-
-
-@pytest.mark.slow
-def test_a_curve_goes_on_where_a_stage_ends(run, tmp_path):
-    for name, stages in (("one", ["distill", "finetune"]), ("two", [None])):
-        lines = []
-        for stage in stages:
-            for step in (1, 2, 3, 4):
-                entry = {"step": step}
-                if stage:
-                    entry["stage"] = stage
-                if step % 2 == 0:
-                    entry["dev"] = 50 + step
-                lines.append(json.dumps(entry) + "\n")
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
-    output = tmp_path / "curve"
-    done = run("analyze.py", "curve", tmp_path / "one", tmp_path / "two", "--output", output)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "curve.json").read_text()) == {
-        "one": {"step": [2, 4, 6, 8], "dev": [52, 54, 52, 54]},
-        "two": {"step": [2, 4], "dev": [52, 54]},
-    }
-
-
-def test_a_stage_begins_at_the_last_step_of_the_one_before(tmp_path):
-    entries = [("distill", 0, 50), ("distill", 4, 52), ("finetune", 0, 52), ("finetune", 3, 54)]
-    lines = [json.dumps(dict(stage=s, step=n, dev=dev)) + "\n" for s, n, dev in entries]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    steps, scores = analyze.read_dev_scores(tmp_path / "metrics.jsonl")
-    assert steps == [0, 4, 4, 7]
-    assert scores == [50, 52, 52, 54]
-
-
-def write_run(folder, batch_size, dev):
-    """A run with these dev scores, {step: score}."""
+def write_run(folder, scores, **arguments):
+    """A run with these dev scores, [(stage, step, dev)]."""
     folder.mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps({"batch_size": batch_size}))
-    lines = [json.dumps({"step": step, "dev": score}) + "\n" for step, score in dev.items()]
-    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "args.json").write_text(json.dumps(arguments))
+    lines = [json.dumps(dict(stage=s, step=n, dev=dev)) for s, n, dev in scores]
+    lines.insert(1, json.dumps(dict(stage=scores[0][0], step=1, loss=0.5)))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_the_lines_of_data(plt, call_main, tmp_path):
-    """Best scores by sentences seen, in their order, runs of equally many averaged."""
-    write_run(tmp_path / "CKD" / "a", 64, {0: 50, 100: 81.5, 200: 80})
-    write_run(tmp_path / "CKD" / "b-0", 64, {0: 50, 50: 78})
-    write_run(tmp_path / "CKD" / "b-1", 32, {0: 50, 100: 80})
-    write_run(tmp_path / "KD" / "a", 8, {0: 60, 10: 55})
-    (tmp_path / "CKD" / "sweep.json").write_text("[]")
-    folders = [tmp_path / "CKD", tmp_path / "KD"]
-    call_main(analyze, "data", *folders, "--output", tmp_path / "out")
-    assert json.loads((tmp_path / "out.json").read_text()) == {
-        "CKD": {"3200": [78, 80], "12800": [81.5]},
-        "KD": {"80": [60]},
-    }
-    _, figure = analyze.data({"CKD": folders[0], "KD": folders[1]}, plt)
-    (axes,) = figure.axes
-    figure.canvas.draw()
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert {"100", "2,000", "5,000"} <= set(labels)
-    ckd, kd = (container.lines for container in axes.containers)
-    assert ckd[0].get_xydata().tolist() == [[3200, 79], [12800, 81.5]]
-    assert kd[0].get_xydata().tolist() == [[80, 60]]
-    (bars,) = ckd[2]
+def test_a_curve_goes_on_where_a_stage_ends(plt, tmp_path):
+    scores = [("distill", 0, 50), ("distill", 4, 52), ("finetune", 0, 52), ("finetune", 3, 54)]
+    write_run(tmp_path / "run", scores)
+    numbers, figure = analyze.curve([tmp_path / "run"], None, plt)
+    assert numbers == {tmp_path / "run": {"step": [0, 4, 4, 7], "dev": [50, 52, 52, 54]}}
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 4, 4, 7]
+
+
+def test_data_averages_runs_of_the_same_number(plt, call_main, fails, tmp_path):
+    for size, queue, step, dev in ((64, 0, 200, 81.5), (64, 8, 50, 78), (32, 8, 100, 80)):
+        scores = [("distill", 0, 50), ("distill", step // 2, dev), ("distill", step, dev - 1)]
+        write_run(tmp_path / "runs" / f"{dev}", scores, batch_size=size, queue_size=queue)
+    folder = str(tmp_path / "runs")
+    numbers, figure = analyze.data([folder], "sentences", plt)
+    assert numbers == {folder: {3200: [78, 80], 12800: [81.5]}}
+    line, _, [bars] = figure.axes[0].containers[0].lines
+    assert line.get_xydata().tolist() == [[3200, 79], [12800, 81.5]]
     ends = [bar[:, 1].tolist() for bar in bars.get_segments()]
     assert ends == [pytest.approx([79 - 2**0.5, 79 + 2**0.5]), [81.5, 81.5]]
+    call_main(analyze, "data", folder, "--against", "queue_size", "--output", tmp_path / "new/out")
+    expected = {folder: {"0.0": [81.5], "8.0": [78, 80]}}
+    assert json.loads((tmp_path / "new/out.json").read_text()) == expected
+    write_run(tmp_path / "runs/c", [("distill", 5, 1), ("finetune", 5, 2)], batch_size=2)
+    assert "c/args.json" in fails(analyze, "data", folder)
 
 
-def test_data_needs_runs(fails, tmp_path):
-    write_run(tmp_path / "runs" / "a", 64, {0: 50})
-    assert "expected a folder of runs" in fails(analyze, "data", tmp_path / "runs" / "a")
-    (tmp_path / "runs" / "a" / "args.json").write_text("{}")
-    line = fails(analyze, "data", tmp_path / "runs")
-    assert "args.json: no batch_size, expected that of a run" in line
+@pytest.mark.parametrize("figure", ["space", "covariance", "cosine", "edits", "speed"])
+def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_path):
+    models = [str(models_folder / "bert"), str(models_folder / "mean")]
+    data = ("--dev", files / "dev.tsv", "--sentences", files / "sentences.txt")
+    call_main(analyze, figure, *models, *data, "--output", tmp_path / "out")
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+    numbers = json.loads((tmp_path / "out.json").read_text())
+    assert list(numbers)[-2:] == models
+    found = numbers[models[1]]
+    first, second, gold = zip(*common.read_scored_pairs(files / "dev.tsv"))
+    similarity = cosines(models[1], first, second)
+    if figure == "space":
+        expected = np.mean([2 - 2 * c for c, score in zip(similarity, gold) if score > 4])
+        found = found["squared distances (IBKD)"]["alignment"]
+        assert found == pytest.approx(expected, abs=1e-5)
+    elif figure in ("cosine", "speed"):
+        expected = 100 * spearmanr(similarity, gold).statistic
+        assert (found if figure == "cosine" else found["average"]) == pytest.approx(expected)
 
 
-def test_data_counts_no_sentences_of_two_stages(fails, tmp_path):
-    write_run(tmp_path / "runs" / "a", 64, {0: 50, 5: 60})
-    log = tmp_path / "runs" / "a" / "metrics.jsonl"
-    lines = [dict(stage=stage, step=5, dev=60) for stage in ("distill", "finetune")]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "metrics.jsonl: 2 stages, expected a run of one" in fails(
-        analyze, "data", tmp_path / "runs"
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# Table
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_neighbours_are_the_nearest_without_the_query_itself(models_folder, files, run, tmp_path):
-    file = files / "sentences.txt"
-    mean = models_folder / "mean"
-    sentences = common.read_sentences(file)
-    query = sentences[5]
-    options = ["--sentences", file, "--query", query, "--output", tmp_path / "n"]
-    done = run("analyze.py", "neighbours", mean, *options)
-    assert done.returncode == 0, done.stderr
-    assert f"\n{query}\n" in done.stdout
-    assert not (tmp_path / "n.png").exists()
-    table = json.loads((tmp_path / "n.json").read_text())[query]
-    others = [sentence for sentence in dict.fromkeys(sentences) if sentence != query]
-    similarity = cosines(mean, ScoredPairs([query] * len(others), others, []))
-    ranked = [others[i] for i in np.argsort(-similarity)]
-    found = [table[rank]["mean"] for rank in ("1", "5", "10")]
-    assert found == [ranked[0], ranked[4], ranked[9]]
-
-
-# --------------------------------------------------------------------------------------------------
-# Refusals
-# --------------------------------------------------------------------------------------------------
-
-REFUSALS = [
-    (["neighbours"], "--query: expected with neighbours"),
-    (["cosine", "--pairs", "{}/low.tsv", "--query", "a"], "--query: expected with neighbours"),
-    (
-        ["neighbours", "--sentences", "{}/few.txt", "--query", "A dog."],
-        "2 different sentences, exp",
-    ),
-    (["space", "--pairs", "{}/low.tsv"], "no pair with a score above 4"),
-    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/low.tsv/x"], "a file that can be written"),
-    (["cosine", "--pairs", "{}/low.tsv", "--output", "{}/taken"], "taken.png: Is a directory"),
-    (["cosine", "--pairs", "{}/low.tsv", "--device", "tpu"], "expected cpu, or cuda"),
-]
-
-
-@pytest.mark.parametrize("given, message", REFUSALS)
-def test_bad_input_is_one_line(models_folder, fails, tmp_path, given, message):
-    (tmp_path / "taken.png").mkdir()
-    (tmp_path / "few.txt").write_text("A dog.\nA cat.\n")
-    (tmp_path / "low.tsv").write_text("A dog.\tA cat.\t1\nA dog.\tA bird.\t2\n")
-    figure, *options = [text.format(tmp_path) for text in given]
-    assert message in fails(analyze, figure, models_folder / "bert", *options)
-
-
-@pytest.mark.parametrize(
-    "lines, message",
-    [
-        ('{"step": 1, "loss": 2}\n', "metrics.jsonl: no dev score in it"),
-        ('{"step": 1}\n[]\n', "metrics.jsonl:2: '[]' is not an object, expected JSON with a step"),
-    ],
-)
-def test_a_bad_log_is_one_line(fails, tmp_path, lines, message):
-    (tmp_path / "metrics.jsonl").write_text(lines)
-    assert message in fails(analyze, "curve", tmp_path)
-
-
-def run_without_matplotlib(*options):
-    code = "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, '.'); "
-    code += "import analyze; analyze.run_main(analyze.main)"
-    command = [sys.executable, "-c", code, *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-
-@pytest.mark.slow
-def test_matplotlib_is_asked_for_by_name_and_only_for_figures(models_folder, files, tmp_path):
-    bert = models_folder / "bert"
-    done = run_without_matplotlib("cosine", bert, "--pairs", files / "dev.tsv")
-    assert done.returncode == 2
-    problem = "this figure needs matplotlib, which is not installed"
-    assert done.stderr.splitlines()[-1] == f"error: {problem}: pip install matplotlib"
-    options = ["--sentences", files / "sentences.txt", "--query", "A dog."]
-    done = run_without_matplotlib("neighbours", bert, *options, "--output", tmp_path / "n")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "n.json").exists()
+def test_neighbours_are_the_nearest_without_the_query(models_folder, files, call_main, tmp_path):
+    model = str(models_folder / "mean")
+    sentences = list(dict.fromkeys(common.read_sentences(files / "sentences.txt")))
+    query = sentences.pop(5)
+    options = ("--sentences", files / "sentences.txt", "--query", query)
+    call_main(analyze, "neighbours", model, *options, "--output", tmp_path / "out")
+    order = np.argsort(-cosines(model, [query] * len(sentences), sentences))
+    expected = {str(rank): sentences[order[rank - 1]] for rank in (1, 5, 10)}
+    assert json.loads((tmp_path / "out.json").read_text()) == {query: {model: expected}}
+    assert not (tmp_path / "out.png").exists()

@@ -1,6 +1,5 @@
 """Downloads by the real huggingface_hub client, from a local server that answers like the Hub."""
 
-import gzip
 import hashlib
 import io
 import json
@@ -14,83 +13,73 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-import common
+import torch
+from conftest import ROOT
+from safetensors.torch import load
 
 # Each test starts Python anew, some of them several times.
 pytestmark = pytest.mark.slow
 
 DATA = "datasets/princeton-nlp/datasets-for-simcse"
+WIKI, NLI, SENTEVAL = "wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar"
+TRIPLETS = b"sent0,sent1,hard_neg\na boy plays,a lad plays,a cook eats\n"
 COMMIT = "a" * 40
-NOT_PROVIDED = "no local path, and the Hugging Face Hub did not provide it ("
 API = re.compile(r"/api/(models|datasets)/(.+?)(?:/(?:revision|tree)/[^/]+)?")
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Serves `server.repositories`, {repository: {path: bytes}}.
-
-    `server.broken`, {path: "short" or "other bytes"}, spoils some of them.
-    """
+    """Serves `server.repositories`, {repository: {path: bytes}}; half, if in `broken`."""
 
     def log_message(self, *args):
         pass
 
-    def do_HEAD(self):
-        self.do_GET(head=True)
-
-    def do_GET(self, head=False):
+    def do_GET(self):
         path = self.path.split("?")[0]
         self.server.requests.append((self.command, path))
         if match := API.fullmatch(path):
-            self.answer_api(match[1], match[2], "/tree/" in path, head)
+            self.answer_api(match[1], match[2], is_tree="/tree/" in path)
         else:
-            self.answer_file(path, head)
+            self.answer_file(path)
 
-    def answer(self, data, headers, head, cut=False, status=200):
+    do_HEAD = do_GET
+
+    def answer(self, data, status=200, cut=False, **headers):
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **headers}.items():
-            self.send_header(name, str(value))
+            self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
-        if not head:
+        if self.command == "GET":
             self.wfile.write(data[: len(data) // 2] if cut else data)
             self.close_connection = True
 
-    def answer_api(self, kind, name, is_tree, head):
-        repository = f"datasets/{name}" if kind == "datasets" else name
-        files = self.server.repositories.get(repository)
+    def answer_api(self, kind, name, is_tree):
+        files = self.server.repositories.get(f"datasets/{name}" if kind == "datasets" else name)
         if files is None:
-            data = b'{"error": "Repository not found"}'
-            self.answer(data, {"X-Error-Code": "RepoNotFound"}, head, status=404)
+            self.answer(b"{}", 404, X_Error_Code="RepoNotFound")
             return
+        siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
+        content = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False}
         if is_tree:
-            content = []
-            for path, data in files.items():
-                oid = hashlib.sha1(data).hexdigest()
-                content.append({"type": "file", "path": path, "size": len(data), "oid": oid})
-        else:
-            siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
-            content = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False}
-        self.answer(json.dumps(content).encode(), {"Content-Type": "application/json"}, head)
+            content = [
+                dict(type="file", path=path, size=len(data), oid=hashlib.sha1(data).hexdigest())
+                for path, data in files.items()
+            ]
+        self.answer(json.dumps(content).encode(), Content_Type="application/json")
 
-    def answer_file(self, path, head):
+    def answer_file(self, path):
         repository, _, rest = path.strip("/").partition("/resolve/")
-        file = rest.partition("/")[2]  # behind the revision
+        file = rest.partition("/")[2]  # after the revision
         data = self.server.repositories.get(repository, {}).get(file)
         if data is None:
-            self.answer(b"", {"X-Error-Code": "EntryNotFound"}, head, status=404)
+            self.answer(b"", 404, X_Error_Code="EntryNotFound")
             return
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        broken = self.server.broken.get(file)
-        if broken == "other bytes":
-            data = bytes(len(data))
-        self.answer(data, headers, head, cut=broken == "short")
+        etag = f'"{hashlib.sha256(data).hexdigest()}"'
+        cut = file in self.server.broken
+        self.answer(data, cut=cut, ETag=etag, X_Repo_Commit=COMMIT)
 
 
 def senteval_tar():
-    rows = []
-    for i in range(9):
-        rows.append(f"g\tf\ty\t{i}\t{i % 5}.5\tA boy plays a guitar.\tA cook eats {i} apples.\n")
-    data = "".join(rows).encode()
+    data = b"g\tf\ty\t1\t4.5\tA boy plays.\tA cook eats.\n" * 9
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         info = tarfile.TarInfo("STS/STSBenchmark/sts-dev.csv")
@@ -101,41 +90,55 @@ def senteval_tar():
 
 def read_folder(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def pickled(folder):
+    """The files of a model, whose own weights are pickled, as in older repositories."""
+    files, weights = read_folder(folder), io.BytesIO()
+    torch.save(load(files.pop("model.safetensors")), weights)
+    return files | {"pytorch_model.bin": weights.getvalue()}
 
 
 @pytest.fixture
 def hub(models_folder):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     not_wanted = {"onnx/model.onnx": b"big", "pytorch_model.bin": b"also big"}
+    lines = b"A boy plays a guitar.\nA cook eats an apple.\n"
     server.repositories = {
-        DATA: {
-            "wiki1m_for_simcse.txt": b"A boy plays a guitar.\nA cook eats an apple.\n" * 300,
-            "senteval.tar": senteval_tar(),
-            "nli_for_simcse.csv": b"sent0,sent1,hard_neg\na boy plays,a lad plays,a cook eats\n",
-        },
+        DATA: {WIKI: lines * 300, SENTEVAL: senteval_tar(), NLI: TRIPLETS},
+        "datasets/some/one": {"README.md": b"", ".gitattributes": b"", "news.en": lines},
+        "datasets/some/two": {"README.md": b"", "a.txt": lines, "b/c.txt": lines * 2},
         "someone/model": read_folder(models_folder / "mean") | not_wanted,
+        "someone/old": pickled(models_folder / "pooler"),
         "princeton-nlp/sup-simcse-tiny": read_folder(models_folder / "bert"),
         "princeton-nlp/unsup-simcse-tiny": read_folder(models_folder / "bert"),
     }
-    server.broken = {}
-    server.requests = []
+    server.broken, server.requests = set(), []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
 
 
 def downloads(hub):
-    """The paths of the files that have been downloaded."""
     return [path for command, path in hub.requests if command == "GET" and "/resolve/" in path]
+
+
+CODE = """
+import time
+from common import *
+time.sleep = lambda seconds: None  # between the client's retries
+for expression in sys.argv[1:]:
+    try:
+        print(eval(expression))
+    except DataError as error:
+        print("error:", *str(error).split())
+"""
 
 
 @pytest.fixture
 def ask(hub, tmp_path):
-    """ask(expression, imports) in a new process -> (status, its last line).
-
-    Its Hub is the server, its caches are empty at first. `imports` are modules of the project.
-    """
+    """ask(*expressions) in a new process, with the server as its Hub -> their values or errors."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
@@ -146,143 +149,81 @@ def ask(hub, tmp_path):
         "HF_HUB_DISABLE_XET": "1",
     }
 
-    def call(expression, imports="common"):
-        code = (
-            f"import {imports}\n"
-            "from support.command_line import run_main\n"
-            f"run_main(lambda: print({expression}))\n"
-        )
-        process = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=Path(common.__file__).parent,
-            timeout=300,
-        )
-        output = process.stdout if process.returncode == 0 else process.stderr
-        lines = output.strip().splitlines()
-        return process.returncode, lines[-1] if lines else ""
+    def call(*expressions):
+        command = [sys.executable, "-c", CODE, *expressions]
+        options = dict(capture_output=True, text=True, timeout=300)
+        process = subprocess.run(command, env=environment, cwd=ROOT, **options)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.splitlines()
 
     return call
 
 
 def test_sts_nli_and_wiki_are_downloaded_once(ask, hub):
-    sentences = 'len(common.read_sentences(common.resolve("wiki1m_for_simcse.txt")))'
-    triplets = 'common.read_triplets(common.resolve("nli_for_simcse.csv"))'
-    senteval = 'common.read_sts(common.resolve("senteval.tar"), "dev")'
-    assert ask(sentences) == (0, "600")
-    assert ask(triplets) == (0, "[['a boy plays', 'a lad plays', 'a cook eats']]")
-    assert ask(f'len({senteval}["STS-B dev"].scores)') == (0, "9")
+    expressions = [
+        f'len(read_sentences(resolve("{WIKI}")))',
+        f'len(read_sts(resolve("{SENTEVAL}"), "dev")["dev"])',
+        f'read_triplets(resolve("{NLI}"))',
+    ]
+    expected = ["600", "9", "[['a boy plays'], ['a lad plays'], ['a cook eats']]"]
+    assert ask(*expressions) == expected
     before = downloads(hub)
     assert len(before) == 3
-    assert ask(sentences) == (0, "600")
+    assert ask(*expressions) == expected
     assert downloads(hub) == before
 
 
-def test_a_data_set_is_downloaded_by_its_name(ask, hub):
+def test_a_data_set_is_downloaded_by_its_name(ask):
     """OWNER/NAME where it has one file of data, OWNER/NAME:FILE where it has several."""
-    lines = b"A boy plays.\nA cook eats.\n"
-    about = {"README.md": b"about it", ".gitattributes": b""}
-    hub.repositories["datasets/ffgcc/NEWS5M"] = about | {"news5m.en": lines}
-    hub.repositories["datasets/some/two"] = about | {"a.txt": lines, "b/c.txt": lines * 2}
-    read = 'len(common.read_sentences(common.resolve("{}")))'
-    assert ask(read.format("ffgcc/NEWS5M")) == (0, "2")
-    assert ask(read.format("some/two:b/c.txt")) == (0, "4")
-    status, line = ask(read.format("some/two"))
-    assert status == 2
-    assert line == "error: some/two: 2 files (a.txt, b/c.txt); expected some/two:FILE"
-    status, line = ask(read.format("some/none"))
-    assert status == 2
-    assert "huggingface.co/datasets/some/none" in line
-
-
-def test_a_model_is_downloaded_with_its_pooling(ask, hub):
-    how = "(lambda e: (e.pooling, e.normalize, e.dimension))"
-    encoder = 'support.encoder.load_encoder("someone/model")'
-    assert ask(f"{how}({encoder})", "support.encoder") == (0, "('mean', True, 32)")
-    names = {path.rpartition("/")[2] for path in downloads(hub)}
-    assert "model.safetensors" in names
-    assert not names & {"pytorch_model.bin", "model.onnx"}
-
-
-@pytest.mark.parametrize(
-    "name, expected", [("sup-simcse-tiny", "('cls', 1)"), ("unsup-simcse-tiny", "('cls', 0)")]
-)
-def test_simcse_of_the_hub_is_read_at_cls(ask, name, expected):
-    """These models have no modules.json; their authors read them so."""
-    how = "(lambda e: (e.pooling, len(e.heads)))"
-    encoder = f'support.encoder.load_encoder("princeton-nlp/{name}")'
-    assert ask(f"{how}({encoder})", "support.encoder") == (0, expected)
-
-
-@pytest.mark.parametrize("how", ["short", "other bytes"])
-@pytest.mark.parametrize("file", ["wiki1m_for_simcse.txt", "senteval.tar"])
-def test_a_broken_download_is_reported_and_not_kept(ask, hub, file, how):
-    hub.broken[file] = how
-    status, line = ask(f'common.resolve("{file}")')
-    assert status == 2
-    assert line.startswith(f"error: {file}: {NOT_PROVIDED}"), line
-    assert f"put it at ./{file}" in line
-    assert "princeton-nlp/datasets-for-simcse" in line
-    hub.broken.clear()
-    status, line = ask(f'common.resolve("{file}")')
-    assert status == 0
-    if file.endswith(".txt"):
-        assert Path(line).read_bytes() == hub.repositories[DATA][file]
-    else:
-        assert (Path(line) / "STS" / "STSBenchmark" / "sts-dev.csv").exists()
-
-
-def test_no_hub_no_such_model_no_such_file(ask, hub):
-    status, line = ask('support.encoder.load_encoder("someone/nothing")', "support.encoder")
-    assert status == 2
-    assert line.startswith(f"error: someone/nothing: {NOT_PROVIDED}"), line
-    assert "huggingface.co/someone/nothing" in line
-    assert ask('common.resolve("mine.txt")') == (2, "error: mine.txt: no such file or folder")
-    hub.server_close()
-    hub.shutdown()
-    status, line = ask('common.resolve("nli_for_simcse.csv")')
-    assert status == 2
-    assert NOT_PROVIDED in line
-    assert "put it at ./nli_for_simcse.csv" in line
-
-
-def test_glue_is_downloaded(ask, hub):
-    same = {"text1": "A boy runs.", "text2": "A lad runs.", "label": 1, "idx": 0}
-    other = {"text1": "A boy runs.", "text2": "It rains.", "label": 0, "idx": 1}
-    rows = "".join(json.dumps(row) + "\n" for row in (same, other)).encode()
-    unlabeled = "".join(json.dumps(row | {"label": -1}) + "\n" for row in (same, other)).encode()
-    hub.repositories["datasets/SetFit/mrpc"] = {
-        "train.jsonl": rows * 2,
-        "validation.jsonl": rows,
-        "test.jsonl": unlabeled,
-    }
-    labels = "{name: pairs.labels.tolist() for name, pairs in sets.items()}"
-    mrpc = 'support.glue.read_task(None, "mrpc")'
-    expected = "{'train': [1, 0, 1, 0], 'dev': [1, 0]}"
-    assert ask(f"(lambda sets: {labels})({mrpc})", "support.glue") == (0, expected)
-    status, line = ask('support.glue.read_task(None, "qnli")', "support.glue")
-    assert status == 2
-    assert "SetFit/qnli" in line
-    assert "the Hugging Face Hub did not provide it (" in line
-    assert "QNLI/train.tsv" in line
-
-
-def test_beir_is_downloaded(ask, hub):
-    corpus = (
-        b'{"_id": "p", "title": "", "text": "A boy."}\n'
-        b'{"_id": "q", "title": "T", "text": "Rain."}\n'
+    names = ("some/one", "some/two:b/c.txt", "some/two", "some/two:d.txt", "some/none", "mine.txt")
+    *sizes, several, no_file, no_repository, no_data = ask(
+        *(f'len(training_sentences("{name}"))' for name in names)
     )
-    queries = b'{"_id": "1", "text": "Who?"}\n'
-    hub.repositories["datasets/BeIR/small"] = {
-        "corpus.jsonl.gz": gzip.compress(corpus),
-        "queries.jsonl.gz": gzip.compress(queries),
-    }
-    qrels = b"query-id\tcorpus-id\tscore\n1\tq\t1\n"
-    hub.repositories["datasets/BeIR/small-qrels"] = {"test.tsv": qrels}
-    module = "support.retrieval"
-    name = '"BeIR/small"'
-    read = f'{module}.read_judged({name}, "test", {module}.read_queries({name}))[0].qrels'
-    assert ask(read, module) == (0, "[{1: 1}]")
-    assert ask(f"list({module}.passages({name}))", module) == (0, "[['A boy.', 'T Rain.']]")
+    assert sizes == ["2", "4"]
+    assert several.startswith("error: some/two: ")
+    assert "some/two:FILE" in several
+    assert no_file.startswith("error: some/two:d.txt: ")
+    assert no_repository.startswith("error: some/none: ")
+    assert "huggingface.co/datasets/some/none" in no_repository
+    assert no_data.startswith("error: mine.txt: ")
+
+
+def encoder(name):
+    return f'(lambda e: (e.pooling, len(e.heads), e.normalize))(load_encoder("{name}"))'
+
+
+def test_models_are_downloaded_with_their_pooling(ask, hub):
+    """Those of SimCSE have no modules.json; they are read as their authors do."""
+    names = ("princeton-nlp/sup-simcse-tiny", "princeton-nlp/unsup-simcse-tiny", "someone/model")
+    expected = ["('cls', 1, False)", "('cls', 0, False)", "('mean', 0, True)"]
+    assert ask(*map(encoder, names)) == expected
+    files = {path.rpartition("/")[2] for path in downloads(hub)}
+    assert "model.safetensors" in files
+    assert not files & {"pytorch_model.bin", "model.onnx"}
+
+
+def test_pickled_weights_are_downloaded_where_there_are_no_others(ask):
+    assert ask(encoder("someone/old")) == ["('cls', 1, False)"]
+
+
+def test_a_broken_download_is_reported_and_not_kept(ask, hub):
+    hub.broken |= {WIKI, SENTEVAL}
+    expressions = [f'resolve("{name}")' for name in (WIKI, SENTEVAL)]
+    for name, line in zip((WIKI, SENTEVAL), ask(*expressions)):
+        assert line.startswith(f"error: {name}: "), line
+        assert "huggingface.co/datasets/princeton-nlp/datasets-for-simcse" in line
+    hub.broken.clear()
+    wiki, senteval = map(Path, ask(*expressions))
+    assert wiki.read_bytes() == hub.repositories[DATA][WIKI]
+    assert (senteval / "STS" / "STSBenchmark" / "sts-dev.csv").exists()
+
+
+def test_no_such_model_and_no_hub(ask, hub):
+    (line,) = ask('load_encoder("someone/nothing")')
+    assert line.startswith("error: someone/nothing: ")
+    assert "huggingface.co/someone/nothing" in line
+    hub.shutdown()
+    hub.server_close()
+    (line,) = ask(f'resolve("{NLI}")')
+    assert line.startswith(f"error: {NLI}: ")
+    assert "huggingface.co/datasets/princeton-nlp/datasets-for-simcse" in line

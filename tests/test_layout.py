@@ -1,65 +1,21 @@
-"""How the project is laid out: sections, imports, the README's tables, signatures, line lengths."""
+"""The rule of the house: a script stands on common.py alone, and its upper part on torch alone."""
 
 import ast
-import builtins
-import dis
-import importlib
-import inspect
-import re
+import shutil
 import subprocess
 import sys
-import types
-from pathlib import Path
 
 import pytest
+from conftest import DEMO, ROOT, dev_scores
+from processes import finish, start
 
-ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("ckd", "congen", "ibkd", "dse", "distilface")
-SCRIPTS = (*METHODS, "baselines")  # they have sections
-SECTIONS = ["Losses", "Model", "Training", "Command line"]
-QUEUES = ("Memory bank", "Instance queue")  # a section between Model and Training
-RULE = "# " + 98 * "-"
-LONGEST_LINE = 100
-
-PROGRAMS = sorted(path.stem for path in ROOT.glob("*.py") if path.stem != "common")
-SUPPORT = sorted(path.stem for path in (ROOT / "support").glob("*.py"))
-SOURCES = sorted(
-    path for pattern in ("*.py", "support/*.py", "tests/*.py") for path in ROOT.glob(pattern)
-)
-
-# What a copy of a script's upper part must do without: all but torch, and what torch imports.
-BLOCKED = (
-    "common",
-    "huggingface_hub",
-    "numpy",
-    "safetensors",
-    "scipy",
-    "sklearn",
-    "support",
-    "tokenizers",
-    "tqdm",
-    "transformers",
-)
-BLOCKER = """
-import importlib
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked}:
-            raise ModuleNotFoundError(name + " is blocked")
-
-sys.meta_path.insert(0, Blocker())
-for script in {scripts}:
-    sys.path[0] = {folder!r} + "/" + script
-    print(importlib.import_module(script).__file__)
-"""
-
-# Readers and tests rely on these names and orders.
-SIGNATURES = {
+SCRIPTS = (*METHODS, "eval_sts", "eval_retrieval")
+EXTRAS = sorted(path.stem for path in (ROOT / "extras").glob("*.py"))
+SIGNATURES = {  # readers and tests rely on these names and orders
     "ckd.contrastive_distillation_loss": "student teacher queue temperature",
+    "ckd.mse_loss": "student teacher",
     "ckd.supervised_contrastive_loss": "anchor positive hard_negative temperature",
-    "baselines.mse_loss": "student teacher",
     "congen.similarity_distribution": "z queue temperature",
     "congen.congen_loss": "student_control student_generalize teacher_reference queue "
     "teacher_temperature student_temperature alpha",
@@ -74,224 +30,105 @@ SIGNATURES = {
 }
 
 
-def read(path):
-    return path.read_text("utf-8")
-
-
-def sections(text):
-    """-> [(title, number of its first line)] of the comments between two rules."""
-    lines = text.splitlines()
-    found = []
-    for number, line in enumerate(lines[1:-1], 1):
-        if lines[number - 1] == lines[number + 1] == RULE:
-            found.append((line.removeprefix("# "), number - 1))
-    return found
-
-
-def copied_part(script):
-    """What people copy: the text above the section Training."""
-    text = read(ROOT / f"{script}.py")
-    line = dict(sections(text))["Training"]
-    return "\n".join(text.splitlines()[:line]) + "\n"
-
-
-# ---- sections
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_has_the_five_sections_in_order(script):
-    """Docstring, losses, model, a queue if it has one, training, command line."""
-    text = read(ROOT / f"{script}.py")
-    assert ast.get_docstring(ast.parse(text))
-    titles = [title for title, _ in sections(text)]
-    assert [title for title in titles if title not in QUEUES] == SECTIONS
-    for queue in set(QUEUES) & set(titles):
-        assert titles.index("Model") + 1 == titles.index(queue)
-    # No rule stands anywhere else.
-    assert text.count(RULE) == 2 * len(titles)
-
-
-def test_losses_and_model_need_torch_alone(tmp_path):
-    """The copy of each script, alone in a folder. One process, since torch takes long to load."""
-    expected = []
-    for script in SCRIPTS:
-        path = tmp_path / script / f"{script}.py"
-        path.parent.mkdir()
-        path.write_text(copied_part(script), "utf-8")
-        expected.append(str(path))
-    code = BLOCKER.format(blocked=BLOCKED, folder=str(tmp_path), scripts=SCRIPTS)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=empty
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == expected
-
-
-def global_names(code):
-    """The names that functions look up in their module when they are called."""
-    loads = dis.get_instructions(code)
-    names = {item.argval for item in loads if item.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= global_names(constant)
-    return names
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_losses_and_model_use_nothing_defined_below(script):
-    """An import of the copy shows only that it loads; this, that its functions can run."""
-    code = compile(copied_part(script), f"{script}.py", "exec")
-    stores = dis.get_instructions(code)
-    stored = {item.argval for item in stores if item.opname == "STORE_NAME"}
-    known = stored | set(dir(builtins)) | {"__name__", "__file__", "__doc__"}
-    assert global_names(code) <= known
-
-
-# ---- imports
-
-
 def imported(path):
-    """The modules that a file imports, anywhere in it."""
-    modules = set()
-    for node in ast.walk(ast.parse(read(path))):
+    """The project's modules that a file imports, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            modules.add(node.module)
-            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return modules
-
-
-def imports_package(path, package):
-    return any(module.split(".")[0] == package for module in imported(path))
-
-
-@pytest.mark.parametrize("path", ["common.py", *(f"support/{name}.py" for name in SUPPORT)])
-def test_what_programs_stand_on_imports_no_program(path):
-    modules = {module.split(".")[0] for module in imported(ROOT / path)}
-    assert not modules & set(PROGRAMS)
-    # Nor by name, at run time.
-    assert not re.search(r"import_module|__import__|runpy", read(ROOT / path))
-
-
-def test_common_imports_one_file_of_support_which_imports_nothing_of_the_project():
-    own = {"common", "support", *PROGRAMS}
-    modules = imported(ROOT / "common.py")
-    support = {module for module in modules if module.startswith("support.")}
-    assert support == {"support.distributed"}
-    modules = {module.split(".")[0] for module in imported(ROOT / "support" / "distributed.py")}
-    assert not modules & own
-
-
-MEASURED = {("benchmark", "dse")}  # the program that measures, and what it measures
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_no_program_imports_another(program):
-    for other in PROGRAMS:
-        imported = imports_package(ROOT / f"{program}.py", other)
-        assert imported == ((program, other) in MEASURED), other
-
-
-# ---- equations
-
-
-def equation_table():
-    """README's table -> {"module.function": the set of "Eq. 5", "Section 3.1", ... in its rows}."""
-    rows = []
-    for line in read(ROOT / "README.md").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if cells == ["paper", "equation", "what it is", "function"]:
-            rows = [cells]
-        elif rows and line.startswith("|"):
-            rows.append(cells)
-        elif rows:
-            break
-    assert len(rows) > 2, "README.md has no table paper | equation | what it is | function"
-    table = {}
-    for _, equation, _, function in rows[2:]:
-        names = re.findall(r"`([\w.]+)`", function)
-        assert names, f"{function}: no `module.function`"
-        sources = re.findall(r"(?:Eq\.|Section) [\d.]*\d", equation)
-        assert sources, f"{equation}: no Eq. N or Section N"
-        for name in names:
-            table.setdefault(name, set()).update(sources)
-    return table
-
-
-def look_up(name):
-    """ "module.attribute", or "module.Class.attribute" -> the object."""
-    module, *attributes = name.split(".")
-    found = importlib.import_module(module)
-    for attribute in attributes:
-        found = getattr(found, attribute)
-    return found
-
-
-def docstrings(script):
-    """{"module.function" or "module.Class.method": its docstring}"""
-    found = {}
-
-    def visit(node, prefix):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                name = f"{prefix}.{child.name}"
-                found[name] = ast.get_docstring(child) or ""
-                visit(child, name)
-
-    visit(ast.parse(read(ROOT / f"{script}.py")), script)
-    return found
-
-
-def test_every_function_of_the_equation_table_exists():
-    for name in equation_table():
-        assert callable(look_up(name)), name
-
-
-def test_every_function_of_the_equation_table_names_its_equations():
-    for name, sources in equation_table().items():
-        text = (look_up(name).__doc__ or "").lower()
-        for source in sources:
-            kind, number = source.lower().split()
-            # "eq. 4, 5 and 6" names three of them.
-            pattern = rf"{re.escape(kind)}s? (?:[\d.]+(?:, | and ))*{re.escape(number)}(?![\d])"
-            assert re.search(pattern, text), f"{name} does not name {source}"
+            names.add(node.module)
+    own = {path.stem for path in ROOT.glob("*.py")} | {"extras"}
+    return {name.split(".")[0] for name in names} & own
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_equation_that_begins_a_docstring_is_in_the_table(script):
-    table = equation_table()
-    begun = {}
-    for name, text in docstrings(script).items():
-        if match := re.match(r"Eq\. ([\d, and]*\d)", text):
-            begun[name] = {f"Eq. {number}" for number in re.findall(r"\d+", match[1])}
-    for name, equations in begun.items():
-        assert equations <= table.get(name, set()), f"{name}: {equations} in its docstring"
+def test_a_script_imports_common_alone(script):
+    allowed = {"common", "eval_retrieval"} if script == "ibkd" else {"common"}
+    assert imported(ROOT / f"{script}.py") == allowed
+    assert imported(ROOT / "common.py") == set()
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_losses_and_poolings_keep_their_arguments(name):
-    expected = SIGNATURES[name].split()
-    parameters = list(inspect.signature(look_up(name)).parameters.values())
-    assert [parameter.name for parameter in parameters[: len(expected)]] == expected
-    # What a function takes beyond them has a default.
-    assert all(
-        parameter.default is not parameter.empty for parameter in parameters[len(expected) :]
+def test_losses_keep_their_names_and_arguments(name):
+    script, function = name.split(".")
+    for node in ast.parse((ROOT / f"{script}.py").read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            assert [argument.arg for argument in node.args.args] == SIGNATURES[name].split()
+            return
+    raise AssertionError(f"{name} is gone")
+
+
+@pytest.mark.parametrize("script", METHODS)
+def test_losses_and_model_need_torch_alone(script, tmp_path):
+    """The part above the ruler "Training" runs in an empty folder without the other packages."""
+    source = (ROOT / f"{script}.py").read_text("utf-8")
+    upper, _, _ = source.partition("\n# Training\n")
+    assert upper != source
+    (tmp_path / "upper.py").write_text(upper, "utf-8")
+    blocked = "import sys\nfor name in ('common', 'transformers', 'numpy', 'scipy', 'tqdm'):\n"
+    blocked += "    sys.modules[name] = None\n"
+    (tmp_path / "main.py").write_text(blocked + "import upper\n")
+    command = [sys.executable, "main.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+DATA = {
+    "train": ["--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv"],
+    "teacher": ["--teacher", "bert", "--student-layers", "0,2"],
+    "steps": ["--max-steps", 2, "--eval-steps", 1, "--batch-size", 8, "--output", "out"],
+}
+COPIES = {
+    "ckd": [*DATA["train"], *DATA["teacher"], *DATA["steps"], "--queue-size", 8],
+    "congen": [*DATA["train"], *DATA["teacher"], *DATA["steps"], "--queue-size", 8],
+    "ibkd": [*DATA["train"], *DATA["teacher"], *DATA["steps"]],
+    "dse": ["--task", "stsb", "--glue", DEMO / "glue", *DATA["teacher"], *DATA["steps"]],
+    "distilface": [*DATA["train"], "--student", "bert", *DATA["steps"]],
+    "eval_sts": ["bert", "--pairs", DEMO / "test.tsv"],
+}
+
+
+@pytest.mark.parametrize("script", COPIES)
+def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folder, tmp_path):
+    """In an empty folder, from which nothing of the project can be imported."""
+    for file in (f"{script}.py", "common.py"):
+        shutil.copy(ROOT / file, tmp_path)
+    shutil.copytree(models_folder / "bert", tmp_path / "bert")
+    (tmp_path / "main.py").write_text(
+        f"import os, runpy, sys\nos.chdir({str(tmp_path)!r})\nsys.path[:] = "
+        f"[{str(tmp_path)!r}] + [p for p in sys.path if p not in ({str(ROOT)!r}, '')]\n"
+        f"runpy.run_path({script + '.py'!r}, run_name='__main__')\n"
     )
+    log = tmp_path / "log"
+    finish(start(str(tmp_path / "main.py"), COPIES[script], log), log)
+    if script == "eval_sts":
+        assert "| bert " in log.read_text()
+    else:
+        stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
+        assert len(stages) == (2 if script == "dse" else 1)
 
 
-# ---- text
+def test_an_import_changes_nothing_in_another_program(tmp_path):
+    """No logger is silenced, no signal handler set, nothing printed; no module of POSIX alone."""
+    code = """
+import logging, signal, sys, os
+import transformers, huggingface_hub
+def state():
+    return (transformers.logging.get_verbosity(), huggingface_hub.logging.get_verbosity(),
+            signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.excepthook,
+            sys.stdout, sys.stderr, dict(os.environ), logging.root.level)
+before = state()
+import common
+assert state() == before
+assert not {"fcntl", "resource"} & {name for name in vars(common)}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_lines_are_short(path):
-    for number, line in enumerate(read(path).splitlines(), 1):
-        assert len(line) <= LONGEST_LINE, f"{path}:{number}"
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_readme_mentions_every_program(program):
-    assert re.search(rf"\b{program}\.py\b", read(ROOT / "README.md"))
+def test_no_line_is_too_long_and_no_path_of_a_machine_is_committed():
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("extras/*.py"), *ROOT.glob("tests/*.py")]:
+        text = path.read_text("utf-8")
+        assert max(map(len, text.splitlines())) <= 100, path
+        assert "/" + "work/" not in text, path

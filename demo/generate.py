@@ -1,22 +1,30 @@
-"""Generated English sentences whose similarity is known by construction, for --demo and the tests.
+"""Generate English sentences whose similarity is known by construction: the data in this folder.
 
-A sentence says who does what to what, where and how: five slots. Each slot takes a concept, each
-concept has several wordings, and each sentence has one of a few word orders. Two concepts have the
-likeness 1 if they are the same, 0.5 if they are of one group (a boy and a girl), else 0. The
-similarity of two sentences is the sum of their slots' likeness, weighted with WEIGHTS, times 5. The
-wording says little about it, so an encoder must represent the meaning.
+A sentence says who does what to what, where and how. These are five slots, and each slot holds a
+concept. A concept has several wordings, and a sentence has one of four word orders. The meaning of
+a sentence is the choice of its five concepts.
 
-  python -m support.demo FOLDER     writes sentences.txt, pairs.tsv, dev.tsv, test.tsv, triplets.csv
+Two concepts have a likeness of 1 if they are the same, of 0.5 if they differ but belong to one
+group (a boy and a girl), and of 0 otherwise. The similarity of two sentences is the mean likeness
+of their slots, weighted by WEIGHTS, times 5. It therefore lies between 0 and 5. The wording says
+little about it, so an encoder has to represent the meaning.
+
+  python demo/generate.py [FOLDER]      writes these files, the same bytes every time:
+
+  sentences.txt                         10,000 distinct sentences, one per line
+  dev.tsv, test.tsv                     500 and 1,000 pairs: sentence, sentence, similarity
+  triplets.csv                          2,000 rows: sentence, rewording, hard negative
+  pairs.tsv                             the first two columns of the triplets
+  glue/STS-B/{train,dev,test}.tsv       2,500, 500 and 1,000 scored pairs, in GLUE's layout
+  beir/                                 600 passages, 200 train and 60 test queries, as in BEIR
 """
 
 import argparse
 import csv
-import io
+import json
 import random
 from pathlib import Path
 from typing import NamedTuple
-
-from common import TRIPLET_HEADER, ScoredPairs, write_whole, writing
 
 HIGHEST_SIMILARITY = 5
 WEIGHTS = dict(who=0.25, action=0.25, thing=0.25, where=0.15, how=0.10)
@@ -151,47 +159,37 @@ HOW = {
 
 
 class Concept(NamedTuple):
-    """What a slot may take."""
+    """What a slot can hold."""
 
-    name: str
     group: str
     wordings: list
 
 
-def list_concepts(groups):
-    """{group: ["wording|wording", ...]} -> list of Concept, each named by its wordings."""
-    concepts = []
+def concepts(groups):
+    """Return the concepts of a slot, as {name: Concept}.
+
+    A group is {name: "wording|wording"}, or a list of wordings, which are then the names as well.
+    """
+    found = {}
     for group, members in groups.items():
-        concepts += [Concept(words, group, words.split("|")) for words in members]
-    return concepts
+        named = members if isinstance(members, dict) else dict(zip(members, members))
+        for name, words in named.items():
+            found[name] = Concept(group, words.split("|"))
+    return found
 
 
-def list_actions():
-    concepts = []
-    for group, members in ACTION.items():
-        concepts += [Concept(words, group, words.split("|")) for words, _ in members]
-    return concepts
-
-
-def list_things():
-    concepts = []
-    for group, members in THING.items():
-        concepts += [Concept(name, group, words.split("|")) for name, words in members.items()]
-    return concepts
-
-
-SLOTS = {
-    "who": list_concepts(WHO),
-    "action": list_actions(),
-    "thing": list_things(),
-    "where": list_concepts(WHERE),
-    "how": list_concepts(HOW),
-}
-CONCEPTS = {
-    slot: {concept.name: concept for concept in concepts} for slot, concepts in SLOTS.items()
-}
-# action -> the things that it is done to
+# the things that each action is done to
 TAKES = {words: things for members in ACTION.values() for words, things in members}
+# slot -> {name of a concept: Concept}
+SLOTS = {
+    "who": concepts(WHO),
+    "action": concepts(
+        {group: [words for words, _ in members] for group, members in ACTION.items()}
+    ),
+    "thing": concepts(THING),
+    "where": concepts(WHERE),
+    "how": concepts(HOW),
+}
 ORDERS = (
     "{who} {action} {thing} {where} {how}",
     "{where} {who} {action} {thing} {how}",
@@ -201,19 +199,20 @@ ORDERS = (
 
 
 def scene(rng):
-    """A random meaning: {slot: name of a concept}."""
-    meaning = {slot: rng.choice(concepts).name for slot, concepts in SLOTS.items()}
+    """Return a random meaning, as {slot: name of a concept}, whose thing suits its action."""
+    meaning = {slot: rng.choice(list(names)) for slot, names in SLOTS.items()}
     return meaning | {"thing": rng.choice(TAKES[meaning["action"]])}
 
 
 def wording(meaning, rng, unlike=""):
-    """A sentence that says `meaning`, in words that are not in `unlike` wherever there are some.
+    """Return a sentence with this meaning.
 
-    unlike: another sentence, in lower case.
+    `unlike` is another sentence, in lower case. Wordings that it contains are avoided, except for a
+    concept that has no other.
     """
     words = {}
     for slot, name in meaning.items():
-        wordings = CONCEPTS[slot][name].wordings
+        wordings = SLOTS[slot][name].wordings
         fresh = [text for text in wordings if text not in unlike]
         words[slot] = rng.choice(fresh or wordings)
     text = rng.choice(ORDERS).format(**words)
@@ -221,11 +220,11 @@ def wording(meaning, rng, unlike=""):
 
 
 def similarity(first, second):
-    """Of two meanings: 0 to 5."""
+    """Return the similarity of two meanings, from 0 to 5."""
     total = 0.0
     for slot, weight in WEIGHTS.items():
-        concept = CONCEPTS[slot][first[slot]]
-        other = CONCEPTS[slot][second[slot]]
+        concept = SLOTS[slot][first[slot]]
+        other = SLOTS[slot][second[slot]]
         if concept == other:
             total += weight
         elif concept.group == other.group:
@@ -234,21 +233,21 @@ def similarity(first, second):
 
 
 def variant(meaning, keep, rng):
-    """Another meaning that keeps each slot with probability `keep`."""
+    """Return another meaning, which keeps each slot with probability `keep` (0 to 1).
+
+    The thing changes nevertheless if it does not suit the action.
+    """
     other = scene(rng)
     other |= {slot: name for slot, name in meaning.items() if rng.random() < keep}
     possible = TAKES[other["action"]]
-    if other["thing"] in possible:
-        return other
-    if meaning["thing"] in possible:
-        other["thing"] = meaning["thing"]
-    else:
-        other["thing"] = rng.choice(possible)
+    if other["thing"] not in possible:
+        former = meaning["thing"]
+        other["thing"] = former if former in possible else rng.choice(possible)
     return other
 
 
 def scored_pairs(count, seed):
-    """`count` pairs of sentences with their similarity, 0 to 5 -> ScoredPairs."""
+    """Return `count` rows (sentence, sentence, similarity from 0 to 5)."""
     rng = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -257,24 +256,12 @@ def scored_pairs(count, seed):
         first = wording(meaning, rng)
         second = wording(other, rng, unlike=first.lower())
         rows.append((first, second, round(similarity(meaning, other), 3)))
-    return ScoredPairs(*zip(*rows))
+    return rows
 
 
-def dev():
-    """{name: ScoredPairs}: the pairs that choose the best student."""
-    return {"demo dev": scored_pairs(500, seed=1)}
-
-
-def test():
-    """{name: ScoredPairs}: the pairs that it is scored on."""
-    return {"demo test": scored_pairs(1000, seed=2)}
-
-
-def sentences(count=20_000):
-    """`count` distinct sentences, none of them in dev or test."""
-    known = set()
-    for pairs in (*dev().values(), *test().values()):
-        known.update(pairs.first + pairs.second)
+def sentences(count, held_out):
+    """Return `count` distinct sentences, none of which occurs in the scored pairs `held_out`."""
+    known = {sentence for first, second, _ in held_out for sentence in (first, second)}
     rng = random.Random(3)
     found = {}  # a dict keeps the order
     while len(found) < count:
@@ -284,11 +271,11 @@ def sentences(count=20_000):
     return list(found)
 
 
-def triplets(count=2_000):
-    """`count` lists [anchor, positive, hard negative].
+def triplets(count):
+    """Return `count` rows (anchor, positive, hard negative).
 
-    The positive says the same as the anchor in other words. The hard negative differs in action and
-    thing, and has a similarity below 4.
+    The positive says the same as the anchor in other words. The hard negative has another action,
+    another thing, or both, and its similarity to the anchor is below 4.
     """
     rng = random.Random(4)
     rows = []
@@ -299,34 +286,80 @@ def triplets(count=2_000):
         if similarity(meaning, changed) < 4:
             anchor = wording(meaning, rng)
             positive = wording(meaning, rng, unlike=anchor.lower())
-            rows.append([anchor, positive, wording(changed, rng)])
+            rows.append((anchor, positive, wording(changed, rng)))
     return rows
 
 
-def write_rows(path, rows):
-    """Tab-separated columns. Raises WriteError."""
-    lines = ["\t".join(map(str, row)) + "\n" for row in rows]
-    write_whole(path, "".join(lines))
+def retrieval(passage_count, query_count):
+    """Return the passages, a list of texts, and the queries, a list of (text, passage number).
+
+    No two passages have the same meaning. A query says the same as its passage in other words, and
+    each passage has at most one query.
+    """
+    rng = random.Random(6)
+    meanings = []
+    while len(meanings) < passage_count:
+        meaning = scene(rng)
+        if meaning not in meanings:
+            meanings.append(meaning)
+    passages = [wording(meaning, rng) for meaning in meanings]
+    queries = []
+    for number in rng.sample(range(passage_count), query_count):
+        query = wording(meanings[number], rng, unlike=passages[number].lower())
+        queries.append((query, number))
+    return passages, queries
+
+
+def write(path, lines):
+    """Write lines of text as UTF-8, and create the folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def write_columns(path, rows):
+    """Write rows of tab-separated columns."""
+    write(path, ["\t".join(map(str, row)) for row in rows])
+
+
+def write_beir(folder, passages, queries, train_count):
+    """Write a BEIR folder, in which the first `train_count` queries are the training set."""
+    corpus = [dict(_id=f"p{i}", title="", text=text) for i, text in enumerate(passages)]
+    asked = [dict(_id=f"q{i}", text=text) for i, (text, _) in enumerate(queries)]
+    write(folder / "corpus.jsonl", map(json.dumps, corpus))
+    write(folder / "queries.jsonl", map(json.dumps, asked))
+    header = ("query-id", "corpus-id", "score")
+    qrels = [(f"q{i}", f"p{number}", 1) for i, (_, number) in enumerate(queries)]
+    write_columns(folder / "qrels/train.tsv", [header, *qrels[:train_count]])
+    write_columns(folder / "qrels/test.tsv", [header, *qrels[train_count:]])
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Write the demo's data as files.")
-    parser.add_argument("folder", nargs="?", type=Path, default="demo-data", help="%(default)s")
+    parser = argparse.ArgumentParser(description="Write the generated data as files.")
+    here = Path(__file__).resolve().parent
+    parser.add_argument("folder", nargs="?", type=Path, default=here, help="%(default)s")
     folder = parser.parse_args().folder
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    rows = triplets()
-    write_rows(folder / "sentences.txt", [[sentence] for sentence in sentences()])
-    write_rows(folder / "pairs.tsv", [row[:2] for row in rows])
-    write_rows(folder / "dev.tsv", zip(*dev()["demo dev"]))
-    write_rows(folder / "test.tsv", zip(*test()["demo test"]))
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([TRIPLET_HEADER, *rows])
-    write_whole(folder / "triplets.csv", text.getvalue())
-    print(f"{folder}: sentences.txt, pairs.tsv, dev.tsv, test.tsv, triplets.csv")
+
+    dev = scored_pairs(500, seed=1)
+    test = scored_pairs(1000, seed=2)
+    write_columns(folder / "dev.tsv", dev)
+    write_columns(folder / "test.tsv", test)
+    write(folder / "sentences.txt", sentences(10_000, held_out=dev + test))
+
+    rows = triplets(2000)
+    with open(folder / "triplets.csv", "w", encoding="utf-8", newline="") as file:
+        header = ("sent0", "sent1", "hard_neg")
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    write_columns(folder / "pairs.tsv", [row[:2] for row in rows])
+
+    header = ("sentence1", "sentence2", "score")
+    glue = folder / "glue/STS-B"
+    write_columns(glue / "train.tsv", [header, *scored_pairs(2500, seed=5)])
+    write_columns(glue / "dev.tsv", [header, *dev])
+    write_columns(glue / "test.tsv", [header, *test])
+
+    passages, queries = retrieval(600, query_count=260)
+    write_beir(folder / "beir", passages, queries, train_count=200)
 
 
 if __name__ == "__main__":
-    from support.command_line import run_main  # which imports this module
-
-    run_main(main)
+    main()
