@@ -4,6 +4,7 @@ By default few kills; `--soak 30` kills more often, at other moments each time.
 """
 
 import random
+import shutil
 import time
 
 import pytest
@@ -41,9 +42,11 @@ def test_a_killed_run_ends_as_one_that_was_not(
     while killed < kills:
         process = start(f"{script}.py", options, log)
         process.join(moments.uniform(0.2, 0.9) * seconds)
-        if process.exitcode is not None:  # it was faster than its moment
+        if process.exitcode is not None:  # it was faster than its moment: again, and earlier
             finish(process, log)
-            break
+            shutil.rmtree(tmp_path / "killed")
+            seconds *= 0.7
+            continue
         process.kill()
         process.join()
         killed += 1
