@@ -491,6 +491,7 @@ def parse(to_cells, columns, classes, task, text):
         return first, second, None
     if not first or not second:
         raise ValueError("a sentence is empty or missing")
+    (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
     return first, second, classes.index(label) if classes else read_score(label)
 
 

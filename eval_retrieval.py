@@ -37,7 +37,6 @@ from common import (
     load_encoder,
     read_rows,
     reading,
-    replace_file,
     resolve,
     run_main,
     table,
@@ -48,6 +47,7 @@ SIMILARITIES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
 SCORES = 20_000_000  # of queries and passages in memory
+DEV_PASSAGES = 100_000
 LEFT_OUT = -1  # the score of the passage with a query's own id
 
 # --------------------------------------------------------------------------------------------------
@@ -79,7 +79,8 @@ def read_texts(beir, name):
         if key in seen:
             raise ValueError(f"id {key!r} is used above")
         seen.add(key)
-        return key, f"{row.get('title') or ''} {row['text'].strip()}".strip()
+        text = f"{row.get('title') or ''} {row['text'].strip()}".strip()
+        return key, text.encode().decode()  # refuses half of a surrogate pair, as in "\ud800"
 
     form = 'each line must be JSON, {"_id": "...", "text": "..."}, with an id of its own'
     return read_rows(find(beir, name), parse, form)
@@ -193,7 +194,7 @@ def metrics(found, answers):
     return dict(zip(METRICS, (100 * np.sum(rows, axis=0) / len(rows)).tolist()))
 
 
-def evaluate(split, passages, encoders, similarity, device, depth=1000, fp16=False):
+def evaluate(split, passages, encoders, similarity, device, depth=1000):
     """Encode, search, score -> metrics().
 
     split: what read_split() returns; passages: yields the texts of the corpus; encoders: two
@@ -205,8 +206,6 @@ def evaluate(split, passages, encoders, similarity, device, depth=1000, fp16=Fal
     passages = iter(passages)
     chunks = iter(lambda: list(islice(passages, CHUNK)), [])  # until one is empty
     chunks = (comparable(encode_passages(chunk), similarity, device) for chunk in chunks)
-    if fp16:
-        chunks = (chunk.half().float() for chunk in chunks)
     return metrics(search(queries, chunks, depth + 1), answers.values())
 
 
@@ -224,11 +223,11 @@ class TrainingData(NamedTuple):
     answers: dict  # {query id: {passage number: score}}
 
 
-def read_training(beir, dev_queries, dev_passages):
+def read_training(beir, dev_queries):
     """qrels/train.tsv -> TrainingData; a split and passages to evaluate() dev. Raises DataError.
 
     dev has every tenth query, or fewer, evenly spread, if these are more than dev_queries. They are
-    compared with the first dev_passages and their answers.
+    compared with the first DEV_PASSAGES and their answers.
     """
     number_of = {}  # {text: number}
     corpus = read_texts(beir, "corpus.jsonl")
@@ -240,7 +239,7 @@ def read_training(beir, dev_queries, dev_passages):
     interval = max(10, math.ceil(len(queries) / dev_queries))
     dev = {name: queries.pop(name) for name in list(queries)[interval - 1 :: interval]}
     positives = {n for name in dev for n, score in answers[name].items() if score != LEFT_OUT}
-    searched = sorted(positives.union(range(min(dev_passages, len(passages)))))
+    searched = sorted(positives.union(range(min(DEV_PASSAGES, len(passages)))))
     place = {number: position for position, number in enumerate(searched)}
     dev_answers = {
         name: {place[n]: score for n, score in answers[name].items() if n in place} for name in dev
@@ -296,15 +295,6 @@ def read_negatives(path, data, count):
         return [rows[query] for query in data.queries]
 
 
-def write_negatives(path, data, negatives):
-    """Write what read_negatives() reads."""
-    names = {number: name for name, number in reversed(data.numbers.items())}  # the first of each
-    lines = []
-    for query, numbers in zip(data.queries, negatives):
-        lines.append("\t".join([query, *(names[number] for number in numbers)]) + "\n")
-    replace_file(Path(path), lambda new: new.write_text("".join(lines), "utf-8"))
-
-
 # --------------------------------------------------------------------------------------------------
 # Command line
 # --------------------------------------------------------------------------------------------------
@@ -319,7 +309,6 @@ def parse_args():
     add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
     add("--similarity", choices=SIMILARITIES, default="cosine", help="(default: %(default)s)")
     add("--document-model", help="encodes the passages, and each MODEL the queries")
-    add("--fp16", action="store_true", help="store passage embeddings with two bytes per number")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
     add("--json", type=Path, help="write the unrounded numbers to this file")
@@ -344,8 +333,8 @@ def main():
             raise DataError(f"{name}: --document-model must have its dimension")
         encoders = [partial(encode, embed, model) for model in (encoder, document)]
         settings = (encoders, args.similarity, args.device)
-        scores = evaluate(data, read_passages(args.beir), *settings, fp16=args.fp16)
-        rows[name] = scores | {"bytes": encoder.dimension * (2 if args.fp16 else 4)}
+        scores = evaluate(data, read_passages(args.beir), *settings)
+        rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))
         if args.json:

@@ -102,15 +102,15 @@ def supervised_info_nce(anchor, positive, negatives, temperature, batch_negative
 # --------------------------------------------------------------------------------------------------
 
 
-def embed(encoder, input_ids, attention_mask, layer=None, heads=None):
+def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
     """Token ids and mask, [N, L] each -> S, the embeddings [N, D] in float32.
 
-    With a layer, -> X [N, H], S: X is the mean over the tokens in the output of this layer, 0 for
-    the embedding layer. heads: how many of the encoder's make S (default: all).
-    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense
-    layers after it; `normalize`. The same for teacher and student, in training and scoring.
+    with_input: -> X [N, H], S, where X is the mean over the tokens in the output of the embedding
+    layer. heads: how many of the encoder's make S (default: all). encoder: has `model`, a
+    transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense layers after it;
+    `normalize`. The same for teacher and student, in training and scoring.
     """
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=layer is not None)
+    output = encoder.model(input_ids, attention_mask, output_hidden_states=with_input)
     states = output.last_hidden_state  # [N, L, H]
     mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
     if encoder.pooling == "cls":
@@ -122,9 +122,9 @@ def embed(encoder, input_ids, attention_mask, layer=None, heads=None):
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     s = encoder.heads[:heads](pooled).float()  # [N, D]
     s = F.normalize(s, dim=-1) if encoder.normalize else s
-    if layer is None:
+    if not with_input:
         return s
-    x = (output.hidden_states[layer] * mask).sum(dim=1) / mask.sum(dim=1)
+    x = (output.hidden_states[0] * mask).sum(dim=1) / mask.sum(dim=1)
     return x.float(), s
 
 
@@ -155,14 +155,12 @@ class Student(nn.Module):
 # --------------------------------------------------------------------------------------------------
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from common import (
     DEMO,
     MINILM,
-    RANK,
     ArgumentParser,
     DataError,
     Run,
@@ -199,106 +197,110 @@ from common import (
 PART = 32  # positives and hard negatives in a forward pass
 
 
-def bottleneck(x, s, beta, args):
-    """beta HSIC(X, S), the second term of eq. 8 and 9. x [l, H], s [l, D]. Returns a scalar."""
-    if args.hsic_vectors == "unit":
-        x = F.normalize(x, dim=1)
-        s = F.normalize(s, dim=1)
+def dependence(x, s, args):
+    """HSIC(X, S) of eq. 8 and 9 by --kernel. x [l, H], s [l, D]. Returns a scalar."""
     gram_x = gram_matrix(x, args.kernel, args.gamma)
     gram_s = gram_matrix(s, args.kernel, args.gamma)
-    return beta * hsic(gram_x, gram_s)
+    return hsic(gram_x, gram_s)
 
 
-def distillation_loss(student, tokens, targets, rows, args):
-    """Eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S), as its two terms.
+def distill(student, tokens, targets, task, run, args):
+    """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
 
     The paper prints -(L_nce - beta_1 HSIC), where L_nce is the bound to maximize; info_nce() is its
-    negative. tokens of n texts; targets [n, D_T]: the teacher's embeddings T; rows of a batch [N].
+    negative. tokens of n texts; targets [n, D_T]: the teacher's embeddings T.
     """
-    with autocast(args.device, args.precision):
-        inputs = tokens.batch(own_rows(rows), args.device)
-        x, s = embed(student.encoder, *inputs, args.hsic_layer, student.heads)
-    x = gather(x, len(rows))  # of all processes [N, H]
-    s = gather(s, len(rows))  # [N, D]
-    target = rows_of(targets, rows, args.device)  # T [N, D_T]
-    contrast = info_nce(student.mapping(s), target, args.temperature)
-    return contrast, bottleneck(x, s, args.beta1, args)
-
-
-def finetuning_loss(student, tokens, labels, rows, args):
-    """Eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), as its two terms, with the same sign.
-
-    X and S are those of the anchors, with --hsic-texts all those of all texts. labels [n, 2 + K]:
-    the rows in tokens of n anchors, of the positive and the K hard negatives of each.
-    """
-    with autocast(args.device, args.precision):
-        x, s = embed_labels(student, tokens, labels[own_rows(rows)], args)
-    x, x_others = split_labels(gather(x, len(rows)))  # of all processes [N, H], [N + N K, H]
-    s, s_others = split_labels(gather(s, len(rows)))  # [N, D], [N + N K, D]
-    positive, negatives = student.mapping(s_others).tensor_split([len(rows)])  # S'
-    negatives = negatives.unflatten(0, (len(rows), -1))  # [N, K, D']
-    tau = args.finetune_temperature
-    anchor = student.mapping(s)  # S' [N, D']
-    contrast = supervised_info_nce(anchor, positive, negatives, tau, args.batch_negatives)
-    if args.hsic_texts == "all":
-        x = torch.cat([x, x_others])
-        s = torch.cat([s, s_others])
-    return contrast, bottleneck(x, s, args.beta2, args)
-
-
-def embed_labels(student, tokens, labels, args):
-    """Rows of tokens [n, 2 + K] -> X [n, 2 + K, H], S [n, 2 + K, D].
-
-    The anchors come first, then parts of the others, of similar length to need little padding.
-    """
-    n = len(labels)
-    others = np.concatenate([labels[:, 1], labels[:, 2:].ravel()])
-    order = np.argsort(tokens.lengths[others], kind="stable")
-    cut = np.array_split(others[order], math.ceil(len(others) / PART))
-    parts = [
-        embed(student.encoder, *tokens.batch(part, args.device), args.hsic_layer, student.heads)
-        for part in [labels[:, 0], *cut]
-    ]
-    place = n + np.argsort(order)  # where each of the others is now
-    places = np.column_stack([range(n), place[:n], place[n:].reshape(n, -1)])
-    x, s = zip(*parts)
-    return torch.cat(x)[places], torch.cat(s)[places]
-
-
-def split_labels(z):
-    """[N, 2 + K, D] -> the anchors' [N, D]; the positives' and hard negatives' [N + N K, D]."""
-    return z[:, 0], torch.cat([z[:, 1], z[:, 2:].flatten(0, 1)])
-
-
-def train(stage, loss_terms, lengths, student, task, run, args):
-    """Either stage. loss_terms(rows of a batch) -> the two terms of eq. 8 or 9; lengths [n]."""
-    prefix = "" if stage == "distill" else "finetune_"
-    epochs, size, lr = (getattr(args, prefix + name) for name in ("epochs", "batch_size", "lr"))
-    epoch_steps = math.ceil(len(lengths) / size)
-    total = min(epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     parameters = list(student.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=lr, fused=True)
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train()
     score = partial(task.dev_score, student.encoder)
     save = partial(save_encoder, student.encoder, run.folder)
-    done = run.begin(stage, total, [student], optimizer, score, save)
-    for step, rows in batches(lengths, size, args.seed, done, total, args.shuffle):
+    done = run.begin("distill", total, [student], optimizer, score, save)
+    for step, rows in batches(
+        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
+    ):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        set_learning_rate(optimizer, lr * (total + 1 - step) / total)
-        contrast, dependence = loss_terms(rows)
-        loss = contrast + dependence
+        set_learning_rate(optimizer, args.lr * (total + 1 - step) / total)
+        inputs = tokens.batch(own_rows(rows), args.device)
+        with autocast(args.device, args.precision):
+            own = embed(student.encoder, *inputs, True, student.heads)  # [n, H], [n, D]
+        x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
+        target = rows_of(targets, rows, args.device)  # T [N, D_T]
+        contrast = info_nce(student.mapping(s), target, args.temperature)
+        bottleneck = args.beta1 * dependence(x, s, args)
+        loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=dependence)
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck)
         if step % args.eval_steps == 0 or step == total:
             run.evaluate(step)
-    best = reload_student(run.folder, args)
-    run.finish({TITLES[stage]: task.scores(best, args.similarity)})
+
+
+def embed_in_parts(student, tokens, rows, device):
+    """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
+    order = np.argsort(tokens.lengths[rows], kind="stable")
+    parts = np.array_split(rows[order], math.ceil(len(rows) / PART))
+    s = [
+        embed(student.encoder, *tokens.batch(part, device), False, student.heads) for part in parts
+    ]
+    return torch.cat(s)[np.argsort(order)]
+
+
+def finetune(student, tokens, labels, task, run, args):
+    """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), with the same sign as stage 1
+
+    X and S are those of the anchors. labels [n, 2 + K]: the rows in tokens of n anchors, of the
+    positive and the K hard negatives of each.
+    """
+    lengths = tokens.lengths[labels[:, 0]]
+    size = args.finetune_batch_size
+    epoch_steps = math.ceil(len(labels) / size)
+    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
+    parameters = list(student.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
+    student.train()
+    score = partial(task.dev_score, student.encoder)
+    save = partial(save_encoder, student.encoder, run.folder)
+    done = run.begin("finetune", total, [student], optimizer, score, save)
+    for step, rows in batches(lengths, size, args.seed, done, total, args.shuffle):
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        torch.manual_seed(step_seed(args.seed, step))
+        set_learning_rate(optimizer, args.finetune_lr * (total + 1 - step) / total)
+        own = labels[own_rows(rows)]  # of this process [n, 2 + K]
+        others = np.concatenate([own[:, 1], own[:, 2:].ravel()])  # n positives, n K negatives
+        inputs = tokens.batch(own[:, 0], args.device)
+        with autocast(args.device, args.precision):
+            x, s = embed(student.encoder, *inputs, True, student.heads)  # [n, H], [n, D]
+            s_others = embed_in_parts(student, tokens, others, args.device)
+        positive, negatives = s_others.tensor_split([len(own)])
+        negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D]
+        x, s, positive, negatives = [
+            gather(part, len(rows)) for part in (x, s, positive, negatives)
+        ]  # of all processes
+        anchor = student.mapping(s)  # S' [N, D']
+        mapped = student.mapping(torch.cat([positive, negatives.flatten(0, 1)]))
+        positive, negatives = mapped.tensor_split([len(rows)])
+        negatives = negatives.unflatten(0, (len(rows), -1))  # [N, K, D']
+        tau = args.finetune_temperature
+        contrast = supervised_info_nce(anchor, positive, negatives, tau, args.batch_negatives)
+        bottleneck = args.beta2 * dependence(x, s, args)
+        loss = contrast + bottleneck
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck)
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
 
 
 class Task(NamedTuple):
@@ -333,19 +335,17 @@ def retrieval_task(teacher, args):
     """Section 4.3, DR (dense retrieval): all passages and training queries. Raises DataError."""
     import eval_retrieval as retrieval
 
-    data, dev = retrieval.read_training(args.beir, args.dev_queries, args.dev_passages)
+    data, dev = retrieval.read_training(args.beir, args.dev_queries)
     test = None if args.skip_test else retrieval.read_split(args.beir, args.test_split)
     texts = data.passages + list(data.queries.values())
     labels = np.empty(0)
     if args.stage != "distill":
-        if args.negatives and Path(args.negatives).exists():
+        if args.negatives:
             negatives = retrieval.read_negatives(args.negatives, data, args.hard_negatives)
         else:
             vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
             settings = (args.hard_negatives, args.teacher_similarity, args.device)
             negatives = retrieval.mine_hard_negatives(vectors, data, *settings)
-            if args.negatives and RANK == 0:
-                retrieval.write_negatives(args.negatives, data, negatives)
         labels = np.array(retrieval.training_rows(data, negatives))
 
     def search(encoder, similarity, split, passages, depth=1000):
@@ -369,7 +369,6 @@ def retrieval_task(teacher, args):
 # --------------------------------------------------------------------------------------------------
 
 NLI = "nli_for_simcse.csv"
-TITLES = {"distill": "student after stage 1", "finetune": "student after stage 2"}
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
 CARDS = {"sts": {}, "dr": dict(task="information-retrieval", metric=None)}
 TABLE_1 = {  # what depends on the task
@@ -393,11 +392,6 @@ def parse_args():
     add("--gamma", type=positive, default=0.5, help=f"of the kernel {default}; 4.3)")
     add("--beta1", type=weight, default=1.0, help=f"of HSIC, stage 1 {default}; 4.3)")
     add("--beta2", type=weight, default=0.5, help=f"of HSIC, stage 2 {default}; 4.3)")
-    unit = f"HSIC of X and S as they are, or L2-normalized {default})"
-    add("--hsic-vectors", choices=("raw", "unit"), default="raw", help=unit)
-    add("--hsic-layer", type=int, default=0, help=f"X is its output; 0: embeddings {default})")
-    texts = f"stage 2: HSIC of these texts {default})"
-    add("--hsic-texts", choices=("anchor", "all"), default="anchor", help=texts)
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     add("--dim", type=count, help="stage 2: dimension of S' (default: no projection; 3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
@@ -414,11 +408,10 @@ def parse_args():
     add("--beir", help="BEIR folder, or data set on the Hub (default: BeIR/msmarco)")
     add("--test-split", default="test", help=f"qrels/TEST_SPLIT.tsv; the paper's: dev {default})")
     add("--dev-queries", type=count, default=2000, help=f"they choose the best student {default})")
-    add("--dev-passages", type=count, default=10**5, help=f"searched for these queries {default})")
     add("--similarity", choices=("cosine", "dot"), default="cosine", help=f"of a search {default})")
     add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
     add("--hard-negatives", type=count, default=8, help=f"per query, stage 2 {default}; 4.3)")
-    file = "hard negatives: query-id, passage-ids, with tabs; written if there is no such file"
+    file = "hard negatives: query-id, passage-ids, with tabs (default: the teacher finds them)"
     add("--negatives", metavar="FILE", help=file)
     add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500, patience=0)
     parser.set_defaults(**TABLE_1[parser.parse_known_args()[0].task])
@@ -428,6 +421,8 @@ def parse_args():
     args = parser.parse(demo | dict(finetune_batch_size=64))
     if args.beir and args.task == "sts":
         raise DataError("--beir is for --task dr, which is not given")
+    if args.task == "dr" and (args.dev or args.triplets):
+        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
@@ -437,32 +432,31 @@ def parse_args():
     return args
 
 
-def distill(encoder, teacher, task, run, args):
+def run_distill(encoder, teacher, task, run, args):
     """Stage 1 from data to scores."""
     targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
     tokens = Tokens(encoder, task.texts, args.max_length)
     torch.manual_seed(args.seed)  # W starts at random
     student = Student(encoder, targets.shape[1], args.keep_mapping).to(args.device)
-    loss_terms = partial(distillation_loss, student, tokens, targets, args=args)
-    train("distill", loss_terms, tokens.lengths, student, task, run, args)
+    distill(student, tokens, targets, task, run, args)
+    best = reload_student(run.folder, args)
+    run.finish({"student after stage 1": task.scores(best, args.similarity)})
 
 
-def finetune(encoder, task, run, args):
+def run_finetune(encoder, task, run, args):
     """Stage 2 from data to scores."""
     tokens = Tokens(encoder, task.labeled, args.max_length)
     torch.manual_seed(args.seed)  # W_proj starts at random
     student = Student(encoder, args.dim, keep=True).to(args.device)
-    loss_terms = partial(finetuning_loss, student, tokens, task.labels, args=args)
-    train("finetune", loss_terms, tokens.lengths[task.labels[:, 0]], student, task, run, args)
+    finetune(student, tokens, task.labels, task, run, args)
+    best = reload_student(run.folder, args)
+    run.finish({"student after stage 2": task.scores(best, args.similarity)})
 
 
 def main():
     args = parse_args()
     run = Run(args)
     encoder = load_student(args)
-    depth = encoder.model.config.num_hidden_layers
-    if not -depth - 1 <= args.hsic_layer <= depth:
-        raise DataError(f"--hsic-layer {args.hsic_layer}: the student has the layers 0 to {depth}")
     needs_teacher = args.stage != "finetune" or args.task == "dr"  # where it mines negatives
     teacher = load_teacher(args) if needs_teacher else None
     task = TASKS[args.task](teacher, args)
@@ -475,12 +469,12 @@ def main():
             run.scores["teacher"] = task.scores(teacher, args.teacher_similarity)
         run.scores["student before"] = task.scores(encoder, args.similarity)
     if args.stage != "finetune" and not run.finished("distill"):
-        distill(encoder, teacher, task, run, args)
+        run_distill(encoder, teacher, task, run, args)
     if args.stage == "both":
         encoder = reload_student(run.folder, args)
         del encoder.heads[heads:]  # W_proj, if stage 2 has begun
     if args.stage != "distill" and not run.finished("finetune"):
-        finetune(encoder, task, run, args)
+        run_finetune(encoder, task, run, args)
     run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", **CARDS[args.task])
 
 

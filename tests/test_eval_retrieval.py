@@ -206,9 +206,10 @@ def test_a_broken_folder_is_refused(beir, case):
 # ---- training data
 
 
-def test_every_tenth_training_query_is_for_dev(beir):
+def test_every_tenth_training_query_is_for_dev(beir, monkeypatch):
+    monkeypatch.setattr(retrieval, "DEV_PASSAGES", 12)
     texts = demo_sentences(60)
-    data, (split, passages) = retrieval.read_training(beir, 2000, 12)
+    data, (split, passages) = retrieval.read_training(beir, 2000)
     dev = [9, 19]
     assert data.passages == texts
     assert list(data.queries) == [f"q{i}" for i in range(20) if i not in dev]
@@ -223,7 +224,7 @@ def test_every_tenth_training_query_is_for_dev(beir):
 
 @pytest.mark.parametrize(("most", "expected"), [(100, [9, 19]), (1, [19])])
 def test_dev_queries_are_spread_over_the_training_queries(beir, most, expected):
-    data, ((queries, _), _) = retrieval.read_training(beir, most, 20)
+    data, ((queries, _), _) = retrieval.read_training(beir, most)
     assert list(queries) == [f"q{position}" for position in expected]
     assert len(data.queries) == 20 - len(expected)
 
@@ -236,7 +237,7 @@ def test_passages_with_the_same_text_are_one_passage(beir):
     replace_in(beir / "qrels/train.tsv", "q0\td50\t0\n", "q1\td60\t1\nq1\td2\t0\n")
     replace_in(beir / "qrels/train.tsv", "q0\t", "d50\t")
     replace_in(beir / "queries.jsonl", '"q0"', '"d50"')
-    data, _ = retrieval.read_training(beir, 2000, 20)
+    data, _ = retrieval.read_training(beir, 2000)
     assert data.passages == texts
     assert data.numbers["d60"] == 2
     assert data.answers["d50"] == {0: 2, 20: 1, 50: LEFT_OUT}
@@ -248,7 +249,7 @@ def test_passages_with_the_same_text_are_one_passage(beir):
 @pytest.mark.parametrize("similarity", [cosine, dot])
 def test_hard_negatives_are_the_nearest_passages_that_do_not_answer(beir, monkeypatch, similarity):
     monkeypatch.setattr(retrieval, "CHUNK", 25)
-    data, _ = retrieval.read_training(beir, 2000, 20)
+    data, _ = retrieval.read_training(beir, 2000)
     vectors = randoms(78, 6).numpy() * np.random.default_rng(0).uniform(0.2, 5, size=(78, 1))
     data.answers["q0"][int(similarity_order(similarity, vectors, 60)[0])] = LEFT_OUT
     found = retrieval.mine_hard_negatives(vectors, data, 4, similarity.__name__, "cpu")
@@ -264,14 +265,16 @@ def similarity_order(similarity, vectors, query):
 
 @pytest.fixture
 def negatives(beir, tmp_path):
-    """Hard negatives, written -> folder, data, the file, Q lists."""
-    data, _ = retrieval.read_training(beir, 2000, 20)
+    """A file of hard negatives -> data, the file, Q lists."""
+    data, _ = retrieval.read_training(beir, 2000)
     lists = [[(i + 40) % 60, (i + 47) % 60, (i + 51) % 60] for i in range(18)]
-    retrieval.write_negatives(tmp_path / "negatives.tsv", data, lists)
+    rows = zip(data.queries, lists)
+    lines = ["\t".join([query, *(f"d{number}" for number in row)]) for query, row in rows]
+    (tmp_path / "negatives.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     return data, tmp_path / "negatives.tsv", lists
 
 
-def test_hard_negatives_are_written_and_read(negatives):
+def test_hard_negatives_are_read(negatives):
     data, path, lists = negatives
     lines = path.read_text().splitlines()
     assert lines[1] == "q1\td41\td48\td52"
@@ -333,23 +336,23 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
     texts = demo_sentences(60)
     queries = [without_two_words(text) for text in texts[:20]]
     settings = {
-        (uneven,): (cosine, None, uneven, np.float32),
-        (uneven, "--similarity", "dot"): (dot, None, uneven, np.float32),
-        (uneven, "--pooling", "cls"): (cosine, "cls", uneven, np.float32),
-        (bert, "--document-model", uneven, "--fp16"): (cosine, None, uneven, np.float16),
+        (uneven,): (cosine, None),
+        (uneven, "--similarity", "dot"): (dot, None),
+        (uneven, "--pooling", "cls"): (cosine, "cls"),
+        (bert, "--document-model", uneven): (cosine, None),
     }
     found = []
-    for options, (similarity, pooling, document, number) in settings.items():
+    for options, (similarity, pooling) in settings.items():
         printed = call_main(retrieval, *options, "--beir", beir, "--json", tmp_path / "scores.json")
         (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
-        passages = np.array(vectors_of(document, pooling, texts)).astype(number).astype(float)
+        passages = np.array(vectors_of(uneven, pooling, texts)).astype(float)
         total = 0
         for i, query in enumerate(vectors_of(options[0], pooling, queries)):
             values = [similarity(query.tolist(), passage) for passage in passages.tolist()]
             best = np.argsort(-np.array(values))[:10].tolist()
             total += max((1 / (1 + best.index(j)) for j in (i, i + 20) if j in best), default=0)
         assert scores["MRR@10"] == pytest.approx(100 * total / 20, abs=0.01)
-        assert scores["bytes"] == 32 * np.dtype(number).itemsize
+        assert scores["bytes"] == 32 * 4
         assert f"{scores['MRR@10']:.2f}" in printed
         found.append(round(scores["MRR@10"], 3))
     assert len(set(found)) == 4  # each option makes a difference

@@ -76,8 +76,8 @@ TABLE = [
     ("congen", f"{CKD} --train {{single.txt}}", "queue"),
     # ibkd.py and eval_retrieval.py
     ("ibkd", f"{CKD} --beir {DEMO}/beir", "--task dr"),
-    ("ibkd", f"{CKD} --task dr --beir {{bert}}", "corpus.jsonl"),
-    ("ibkd", f"{CKD} --hsic-layer 9", "--hsic-layer"),
+    ("ibkd", f"{CUT} --task dr --beir {{bert}}", "corpus.jsonl"),
+    ("ibkd", f"{CKD} --task dr --beir {DEMO}/beir", "--dev"),
     ("ibkd", f"{CKD} --gamma 0", "--gamma"),
     ("eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("eval_retrieval", f"{{bert}} --beir {DEMO}/beir --split none", "none"),

@@ -1,0 +1,160 @@
+"""Every run that the pages of results/ rest on. Runs what is missing, and keeps a line of each.
+
+  python results/runs.py --data FOLDER                 all, in this order: many hours on two cores
+  python results/runs.py --data FOLDER --only KD-0     one of them
+
+FOLDER has unlabeled.txt, pairs.en-de.tsv, and the folders senteval, glue and retrieval/qnli. A run
+has its folder in runs/, and its line in results/data/PAGE.jsonl: name, command, commit, seed,
+machine, and the scores of its last table. A run that has a line is not run again.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+DATA = Path(__file__).parent / "data"
+THREE, ONE = (0, 1, 2), (0,)  # seeds
+
+# $T and $M are the teachers, $DATA the folder of the data, $FIRST20K its first 20,000 sentences.
+T = "sentence-transformers/all-MiniLM-L6-v2"
+M = "sentence-transformers/all-mpnet-base-v2"
+STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
+CUT = f"--teacher $T --student-layers 1,3,5 {STS}"
+OWN = f"{CUT} --train $FIRST20K --eval-steps 105"
+FAR = f"--teacher $M --student $T --student-layers 1,3,5 {STS} --train $FIRST20K --eval-steps 105"
+WHOLE = f"--train $DATA/unlabeled.txt --eval-steps 500 {STS}"
+BASELINE = "python -m extras.baselines --method"
+CONGEN = "python congen.py --teacher-temperature"
+SIMCSE = (
+    "python distilface.py --student $T --student-layers 1,3,5 --pooling avg --lr 3e-5 "
+    "--temperature 0.2 --batch-size 64 --senteval $DATA/senteval --train"
+)
+KD = "python ckd.py --objective kd"
+CKD = "python ckd.py --queue-size 16384 --temperature"
+IBKD = "python ibkd.py --stage distill --temperature"
+DSE = "python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4"
+WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
+STRONG = "--teacher $M --student $T --teacher-lr 3e-5"
+SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T --skip-test"
+STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
+STAGE_2 = (
+    "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
+)
+
+RUNS = [  # page, name, seeds, command
+    ("own-teacher", "KD", THREE, f"{KD} {OWN}"),
+    ("own-teacher", "CKD", THREE, f"{CKD} 0.2 {OWN}"),
+    (
+        "own-teacher",
+        "ConGen",
+        THREE,
+        f"{CONGEN} 0.2 --student-temperature 0.2 --head identity {OWN}",
+    ),
+    ("own-teacher", "IBKD", THREE, f"{IBKD} 0.2 {OWN}"),
+    ("larger-teacher", "M-KD-aligned", THREE, f"{KD} --align {FAR}"),
+    ("larger-teacher", "M-KD", THREE, f"{KD} {FAR}"),
+    ("larger-teacher", "M-CKD", THREE, f"{CKD} 0.05 {FAR}"),
+    ("larger-teacher", "M-CKD-aligned", THREE, f"{CKD} 0.05 --align {FAR}"),
+    ("larger-teacher", "M-ConGen", THREE, f"{CONGEN} 0.1 --student-temperature 0.1 {FAR}"),
+    ("larger-teacher", "M-IBKD", THREE, f"{IBKD} 0.1 {FAR}"),
+    ("own-teacher", "DistilFACE", THREE, f"{SIMCSE} $FIRST20K --max-steps 313 --eval-steps 78"),
+    ("own-teacher", "PKD", ONE, f"{BASELINE} pkd {OWN}"),
+    ("own-teacher", "L2", ONE, f"{BASELINE} l2 --head identity {OWN}"),
+    ("own-teacher", "Dual-L2", ONE, f"{BASELINE} dual-l2 --head identity {OWN}"),
+    ("own-teacher", "SKD", ONE, f"{BASELINE} skd --head identity {OWN}"),
+    ("own-teacher", "CRD", ONE, f"{BASELINE} crd --temperature 0.1 {OWN}"),
+    ("own-teacher", "HPD", ONE, f"{BASELINE} hpd {OWN}"),
+    (
+        "own-teacher",
+        "SEED",
+        ONE,
+        f"{CONGEN} 0.2 --student-temperature 0.2 --head identity --alpha 1 {OWN}",
+    ),
+    ("how-small", "KD-three-layers", ONE, f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE}"),
+    ("how-small", "KD-two-layers", ONE, f"{KD} --teacher $T --student-layers 0,5 {WHOLE}"),
+    ("how-small", "KD-one-layer", ONE, f"{KD} --teacher $T --student-layers 5 {WHOLE}"),
+    ("search", "search-stage-1", ONE, f"{SEARCH} --student-layers 1,3,5 --stage distill {STAGE_1}"),
+    (
+        "search",
+        "search-stage-2",
+        ONE,
+        f"{SEARCH} --stage finetune --student runs/search-stage-1 {STAGE_2}",
+    ),
+    ("pairs", "DSE-stsb", ONE, f"{DSE} --task stsb --eval-steps 180 {WEAK}"),
+    ("pairs", "DSE-stsb-labels", ONE, f"{DSE} --task stsb --eval-steps 180 --alpha 0 {WEAK}"),
+    ("pairs", "DSE-mrpc", ONE, f"{DSE} --task mrpc --eval-steps 115 {WEAK}"),
+    ("pairs", "DSE-mrpc-labels", ONE, f"{DSE} --task mrpc --eval-steps 115 --alpha 0 {WEAK}"),
+    ("larger-teacher", "M-SEED", ONE, f"{CONGEN} 0.1 --student-temperature 0.1 --alpha 1 {FAR}"),
+    ("larger-teacher", "M-PKD", ONE, f"{BASELINE} pkd {FAR}"),
+    ("larger-teacher", "M-CRD", ONE, f"{BASELINE} crd --temperature 0.1 {FAR}"),
+    ("larger-teacher", "M-L2", ONE, f"{BASELINE} l2 {FAR} --lr 8e-4"),
+    ("larger-teacher", "M-Dual-L2", ONE, f"{BASELINE} dual-l2 {FAR} --lr 8e-4"),
+    ("larger-teacher", "M-SKD", ONE, f"{BASELINE} skd {FAR} --lr 8e-4"),
+    ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
+    ("how-much-data", "KD-80-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 80"),
+    ("how-much-data", "KD-782-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 782"),
+    ("pairs", "DSE-M-stsb", ONE, f"{DSE} --task stsb --eval-steps 180 {STRONG}"),
+    ("pairs", "DSE-M-mrpc", ONE, f"{DSE} --task mrpc --eval-steps 115 {STRONG}"),
+]
+
+
+def expand(command, data, first, runs):
+    """The words of a command, with $T, $M, $DATA and $FIRST20K replaced."""
+    places = dict(T=os.environ.get("T", T), M=os.environ.get("M", M), DATA=data, FIRST20K=first)
+    words = shlex.split(string.Template(command).substitute(places))
+    return [sys.executable if word == "python" else word for word in words]
+
+
+def machine():
+    """What computed, in words."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{os.cpu_count()} cores, {platform.machine()}, {capability}, torch {torch.__version__}"
+
+
+def scores_of(run):
+    """The table that a run has printed at its end -> {row: {column: score}}."""
+    with safe_open(run / "checkpoint" / "state.safetensors", "pt") as file:
+        return json.loads(file.metadata()["state"])["scores"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data")
+    parser.add_argument("--only", help="name of one run")
+    args = parser.parse_args()
+    first = Path("runs/first20k.txt")
+    first.parent.mkdir(exist_ok=True)
+    with open(Path(args.data) / "unlabeled.txt", encoding="utf-8", newline="\n") as file:
+        first.write_text("".join(line for _, line in zip(range(20_000), file)), "utf-8")
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    DATA.mkdir(exist_ok=True)
+    for page, name, seeds, command in RUNS:
+        path = DATA / f"{page}.jsonl"
+        for seed in seeds:
+            run = f"{name}-{seed}" if len(seeds) > 1 else name
+            done = path.read_text("utf-8") if path.exists() else ""
+            if f'"run": "{run}"' in done or args.only not in (None, run):
+                continue
+            whole = f"{command} --seed {seed} --output runs/{run}"
+            print(whole, flush=True)
+            words = expand(whole, args.data, first, "runs")
+            if subprocess.run([*words, "--resume"]).returncode:
+                print(f"{run}: failed", file=sys.stderr)
+                continue
+            line = dict(run=run, command=whole, commit=commit, seed=seed, machine=machine())
+            line["scores"] = scores_of(Path("runs") / run)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
