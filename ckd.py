@@ -335,7 +335,8 @@ def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     add_data_options(parser, NEWS_5M)
-    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    title = "method (default: the paper's where a section is named)"
+    add = parser.add_argument_group(title).add_argument
     add("--objective", choices=("ckd", "kd"), default="ckd", help="stage 1 (default: %(default)s)")
     stages = "1 (3.1), 2 (3.2) (default: both; distill for --train without --triplets)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)

@@ -74,6 +74,8 @@ def run_main(main):
     transformers.logging.disable_progress_bar()
     huggingface_hub.logging.set_verbosity_error()
     if WORLD_SIZE > 1:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this process's own
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         main()
@@ -551,8 +553,7 @@ class Tokens:
         mask = np.arange(lengths.max()) < lengths[:, None]
         ids = np.full(mask.shape, self.pad, np.int64)
         ids[mask] = np.concatenate([self.ids[self.starts[i] : self.starts[i + 1]] for i in rows])
-        mask = torch.from_numpy(mask.astype(np.int64))
-        return torch.from_numpy(ids).to(device), mask.to(device)
+        return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
 def batches(lengths, batch_size, seed, done, total, shuffle=False):
@@ -601,13 +602,14 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", a
     """n texts -> float32 array [n, D], without dropout, the longest texts first.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
-    array(shape=..., dtype=...) makes the array.
+    array(shape=..., dtype=...) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
     order = np.argsort(-tokens.lengths, kind="stable")
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
+    vectors = None
     start = 0
     with progress(title, len(order), unit=" texts", leave=False, disable=not title) as bar:
         while start < len(order):
@@ -616,9 +618,10 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", a
             with autocast(device, precision):
                 own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
             part = gather(own, len(rows)).cpu().numpy()
-            if start == 0:
+            if array and start == 0:
                 vectors = array(shape=(len(order), part.shape[1]), dtype=np.float32)
-            vectors[rows] = part
+            if array:
+                vectors[rows] = part
             start += len(rows)
             bar.update(len(rows))
     encoder.train(training)
@@ -645,14 +648,22 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
             replace_file(path, write)
         else:
-            encode(embed, teacher, texts, max_length, precision)
+            encode(embed, teacher, texts, max_length, precision, array=None)
         wait_for_all()
     return np.load(path, mmap_mode="r")
 
 
 def rows_of(array, rows, device):
     """Rows [N] of an array [n, D] -> tensor [N, D] on the device."""
-    return torch.from_numpy(np.ascontiguousarray(array[rows])).to(device)
+    return to_device(np.ascontiguousarray(array[rows]), device)
+
+
+def to_device(array, device):
+    """An array -> tensor on the device. A GPU computes on while it copies from pinned memory."""
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
 
 
 def fingerprint(content):

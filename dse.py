@@ -18,6 +18,7 @@ fine-tuned on the task, and saved in OUTPUT/teacher.
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - The L2 loss is summed over the classes and averaged over the batch.
+  - The learning rate is constant; in the authors' code it rises, then falls, for both models.
   - The teacher, too, is the best on dev, and all gradients together are clipped at norm 1.
   - A frozen encoder (--freeze-encoder) runs without dropout.
   - A batch has pairs of similar length (--shuffle: random ones).
@@ -511,12 +512,12 @@ def parse_args():
     add("--student", help="folder or Hub name (default: the teacher before fine-tuning; 3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add_dropout_option(models)
-    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
     alpha = "weight of the teacher's logits in eq. 2, of 1 (default: %(default)s; 4.1.1)"
     add("--alpha", type=fraction, default=0.5, help=alpha)
     add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
-    epochs = "of the teacher's fine-tuning (default: %(default)s)"
+    epochs = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
     add("--teacher-epochs", type=count, default=3, help=epochs)
     add("--teacher-lr", type=positive, default=2e-5, help=epochs)
     add("--epochs", type=count, default=8, help="(default: %(default)s; 4.1.1)")

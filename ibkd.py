@@ -308,7 +308,7 @@ class Task(NamedTuple):
 
     texts: list  # of stage 1
     labeled: list  # texts of stage 2
-    labels: np.ndarray  # [n, 2 + K], rows of `labeled`; see finetuning_loss()
+    labels: np.ndarray  # [n, 2 + K], rows of `labeled`; see finetune()
     dev: list  # what dev_score() reads
     dev_score: Callable  # encoder -> {"dev": score}
     scores: Callable  # encoder, similarity -> {column: score}

@@ -13,8 +13,8 @@ the batch; HPD reduces the dimension. A paper trains its baselines as it trains 
         +-> second view --> student (Dual-L2, SKD) ------------------------+
 
 Departures that change results (others: patient_loss, crd_loss, principal_components):
-  - PKD is the mean over the batch without clipping, as in the authors' code of DistilCSE; eq. 2 has
-    the sum, whose gradient is far above a norm of 1. MetaKD, for labeled domains, is left out.
+  - PKD is the mean over the batch without clipping, as KD is in DistilCSE's code, which has no PKD;
+    eq. 2 has the sum, whose gradient norm is far above 1. MetaKD, for labeled domains, is left out.
   - Without --pairs, a second view is the sentence without a tenth of its words, as in congen.py.
   - As in ConGen and in HPD's code, the student of L2, Dual-L2, SKD and HPD ends in linear + tanh.
   - A student cut to --student-layers has no dropout; a batch has sentences of similar length.
@@ -82,9 +82,10 @@ def crd_loss(student, teacher, temperature):
     with p(s, t) = e(s, t) / (e(s, t) + N - 1) and e(s, t) = exp(cos(s, t) / tau). student [N, D],
     projected by W; teacher [N, D]; temperature tau > 0. Returns the mean over i, a scalar >= 0.
     Departures (IBKD does not describe its CRD): the N - 1 negatives are those of the batch, where
-    CRD draws N of all M training examples, and p has N / M instead of N - 1; one direction, where
-    the authors' code adds the other, -log p(t_i, s_i) and so on; no linear layer after the teacher;
-    e is not divided by a constant; tau is 0.1, from IBKD's own loss (Table 1), CRD's code has 0.07.
+    CRD draws N of all M training examples and has N / M in p; one direction, where CRD's code sums
+    two, the other with -log p(t_i, s_i) and so on; no linear layer after the teacher; e is not
+    divided by a constant; tau is 0.1, that of IBKD's own loss, as IBKD states none for CRD, whose
+    code has 0.07.
     """
     similarity = F.normalize(student, dim=-1) @ F.normalize(teacher, dim=-1).T  # [N, N]
     negatives = max(1, len(student) - 1)  # the last batch of an epoch may have a single sentence
@@ -246,7 +247,7 @@ def parse_args():
     add("--pairs", help=f"{pairs} (default: words are deleted; ConGen, Table 6)")
     starts = "l2, dual-l2, skd, hpd: how the linear layer of the head starts (default: %(default)s)"
     add("--head", choices=("random", "identity"), default="random", help=starts)
-    tau = "crd: tau (default: %(default)s; that of IBKD's own loss, its Table 1)"
+    tau = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
     add("--temperature", type=common.positive, default=0.1, help=tau)
     dimension = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
     add("--dimension", type=common.count, default=128, help=dimension)

@@ -7,7 +7,7 @@ of linear layers (one scale per output) and of embedding layers become int8 now,
 the model runs. A prompt that the folder states is not in the file: put it before each text.
 
 The table compares four models: megabytes of weights or file, Spearman x 100 on scored pairs, and
-the seconds to embed their texts, one at a time, without tokenization. DistilFACE (arXiv:2211.10882,
+the seconds to embed their texts, one at a time, without tokenization. DistilFACE (arXiv:2401.12472,
 section 4.2, Tables 4 and 5) leaves the embedding layer in fp32, as the third row does.
 
   python -m extras.quantize runs/ckd                        measured on STS-B test

@@ -1,21 +1,23 @@
 """Every run that the pages of results/ rest on. Runs what is missing, and keeps a line of each.
 
-  python results/runs.py --data FOLDER                 all, in this order: many hours on two cores
-  python results/runs.py --data FOLDER --only KD-0     one of them
+  python results/runs.py --data FOLDER                     all of them: a day on two cores
+  python results/runs.py --data FOLDER --only KD-0 KD-1    some of them
 
 FOLDER has unlabeled.txt, pairs.en-de.tsv, and the folders senteval, glue and retrieval/qnli. A run
 has its folder in runs/, and its line in results/data/PAGE.jsonl: name, command, commit, seed,
-machine, and the scores of its last table. A run that has a line is not run again.
+machine, and the table of scores that it has printed. A run that has a line is not run again.
 """
 
 import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import string
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -28,8 +30,8 @@ THREE, ONE = (0, 1, 2), (0,)  # seeds
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
 STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
-CUT = f"--teacher $T --student-layers 1,3,5 {STS}"
-OWN = f"{CUT} --train $FIRST20K --eval-steps 105"
+CUT = "--teacher $T --student-layers 1,3,5"
+OWN = f"{CUT} {STS} --train $FIRST20K --eval-steps 105"
 FAR = f"--teacher $M --student $T --student-layers 1,3,5 {STS} --train $FIRST20K --eval-steps 105"
 WHOLE = f"--train $DATA/unlabeled.txt --eval-steps 500 {STS}"
 BASELINE = "python -m extras.baselines --method"
@@ -41,10 +43,13 @@ SIMCSE = (
 KD = "python ckd.py --objective kd"
 CKD = "python ckd.py --queue-size 16384 --temperature"
 IBKD = "python ibkd.py --stage distill --temperature"
-DSE = "python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4"
+DSE = "python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4 --task"
+STSB, MRPC = f"{DSE} stsb --eval-steps 180", f"{DSE} mrpc --eval-steps 115"
+LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5"
-SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T --skip-test"
+BENCHMARK = "python -m extras.benchmark --train $FIRST20K"
+SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
 STAGE_2 = (
     "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
@@ -89,10 +94,20 @@ RUNS = [  # page, name, seeds, command
         ONE,
         f"{SEARCH} --stage finetune --student runs/search-stage-1 {STAGE_2}",
     ),
-    ("pairs", "DSE-stsb", ONE, f"{DSE} --task stsb --eval-steps 180 {WEAK}"),
-    ("pairs", "DSE-stsb-labels", ONE, f"{DSE} --task stsb --eval-steps 180 --alpha 0 {WEAK}"),
-    ("pairs", "DSE-mrpc", ONE, f"{DSE} --task mrpc --eval-steps 115 {WEAK}"),
-    ("pairs", "DSE-mrpc-labels", ONE, f"{DSE} --task mrpc --eval-steps 115 --alpha 0 {WEAK}"),
+    ("pairs", "DSE-stsb", ONE, f"{STSB} {WEAK}"),
+    (
+        "pairs",
+        "DSE-stsb-labels",
+        ONE,
+        f"{STSB} {LABELS} runs/DSE-stsb/teacher",
+    ),
+    ("pairs", "DSE-mrpc", ONE, f"{MRPC} {WEAK}"),
+    (
+        "pairs",
+        "DSE-mrpc-labels",
+        ONE,
+        f"{MRPC} {LABELS} runs/DSE-mrpc/teacher",
+    ),
     ("larger-teacher", "M-SEED", ONE, f"{CONGEN} 0.1 --student-temperature 0.1 --alpha 1 {FAR}"),
     ("larger-teacher", "M-PKD", ONE, f"{BASELINE} pkd {FAR}"),
     ("larger-teacher", "M-CRD", ONE, f"{BASELINE} crd --temperature 0.1 {FAR}"),
@@ -102,12 +117,35 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
     ("how-much-data", "KD-80-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 80"),
     ("how-much-data", "KD-782-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 782"),
-    ("pairs", "DSE-M-stsb", ONE, f"{DSE} --task stsb --eval-steps 180 {STRONG}"),
-    ("pairs", "DSE-M-mrpc", ONE, f"{DSE} --task mrpc --eval-steps 115 {STRONG}"),
+    ("int8", "int8", ONE, "python -m extras.quantize runs/KD-0 --senteval $DATA/senteval"),
+    ("speed", "speed-training", ONE, f"{BENCHMARK} --only train"),
+    ("speed", "speed-six-layers", ONE, f"{BENCHMARK} --only encode"),
+    ("speed", "speed-three-layers", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-0"),
+    ("speed", "speed-two-layers", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-two-layers"),
+    ("speed", "speed-one-layer", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-one-layer"),
+    (
+        "transfer",
+        "transfer",
+        ONE,
+        "python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 "
+        "--senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC",
+    ),
+    ("pairs", "DSE-M-stsb", ONE, f"{STSB} {STRONG}"),
+    ("pairs", "DSE-M-mrpc", ONE, f"{MRPC} {STRONG}"),
 ]
 
 
-def expand(command, data, first, runs):
+def all_runs():
+    """Yield page, run, seed, command for each run of RUNS."""
+    for page, name, seeds, command in RUNS:
+        trains = re.match(r"python (\w+\.py|-m extras\.baselines)", command)
+        for seed in seeds:
+            run = f"{name}-{seed}" if len(seeds) > 1 else name
+            options = f" --seed {seed} --output runs/{run}" if trains else ""
+            yield page, run, seed, command + options
+
+
+def expand(command, data, first):
     """The words of a command, with $T, $M, $DATA and $FIRST20K replaced."""
     places = dict(T=os.environ.get("T", T), M=os.environ.get("M", M), DATA=data, FIRST20K=first)
     words = shlex.split(string.Template(command).substitute(places))
@@ -121,39 +159,60 @@ def machine():
 
 
 def scores_of(run):
-    """The table that a run has printed at its end -> {row: {column: score}}."""
+    """The final table of a run that trains, from its checkpoint -> {row: {column: score}}."""
     with safe_open(run / "checkpoint" / "state.safetensors", "pt") as file:
         return json.loads(file.metadata()["state"])["scores"]
+
+
+def tables(printed):
+    """The rows of all Markdown tables in a text -> {row: {column: number}}."""
+    rows = {}
+    header = None
+    for line in printed.splitlines():
+        if not line.startswith("|"):
+            header = None
+            continue
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if header is None:
+            header = cells
+        elif not re.fullmatch("[- :]*", name) or not name:
+            rows[name] = {key: float(cell) for key, cell in zip(header, cells) if cell}
+    return rows
+
+
+def execute(run, command, words):
+    """Run it, or continue it -> its scores, or None if it has failed."""
+    if "--output" not in words:
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
+        return None if done.returncode else tables(done.stdout)
+    done = subprocess.run([*words, "--resume"])
+    return None if done.returncode else scores_of(Path("runs") / run)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data")
-    parser.add_argument("--only", help="name of one run")
+    parser.add_argument("--only", nargs="+", metavar="RUN", help="names of runs")
     args = parser.parse_args()
     first = Path("runs/first20k.txt")
     first.parent.mkdir(exist_ok=True)
     with open(Path(args.data) / "unlabeled.txt", encoding="utf-8", newline="\n") as file:
-        first.write_text("".join(line for _, line in zip(range(20_000), file)), "utf-8")
+        first.write_text("".join(islice(file, 20_000)), "utf-8")
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     DATA.mkdir(exist_ok=True)
-    for page, name, seeds, command in RUNS:
+    for page, run, seed, command in all_runs():
         path = DATA / f"{page}.jsonl"
-        for seed in seeds:
-            run = f"{name}-{seed}" if len(seeds) > 1 else name
-            done = path.read_text("utf-8") if path.exists() else ""
-            if f'"run": "{run}"' in done or args.only not in (None, run):
-                continue
-            whole = f"{command} --seed {seed} --output runs/{run}"
-            print(whole, flush=True)
-            words = expand(whole, args.data, first, "runs")
-            if subprocess.run([*words, "--resume"]).returncode:
-                print(f"{run}: failed", file=sys.stderr)
-                continue
-            line = dict(run=run, command=whole, commit=commit, seed=seed, machine=machine())
-            line["scores"] = scores_of(Path("runs") / run)
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        done = path.read_text("utf-8") if path.exists() else ""
+        if f'"run": "{run}"' in done or (args.only and run not in args.only):
+            continue
+        print(command, flush=True)
+        scores = execute(run, command, expand(command, args.data, first))
+        if scores is None:
+            print(f"{run}: failed", file=sys.stderr)
+            continue
+        line = dict(run=run, command=command, commit=commit, seed=seed, machine=machine())
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | dict(scores=scores)) + "\n")
 
 
 if __name__ == "__main__":

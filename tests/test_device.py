@@ -1,0 +1,197 @@
+"""Every training loop on CUDA without a GPU: FakeTensorMode computes shapes and devices alone.
+
+A tensor that stays on the CPU, or a value that a step fetches from the device, raises. Autograd's
+backward pass does not run here. Needs a CUDA build of torch:
+
+  pip install 'torch===2.13.0'
+"""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import DEMO, demo_sentences, demo_triplets
+from torch import nn
+
+import ckd
+import common
+import congen
+import distilface
+import dse
+import ibkd
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+except ImportError:
+    FakeTensorMode = None
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None or FakeTensorMode is None,
+    reason="this torch is a CPU build; FakeTensorMode needs one with CUDA",
+)
+WIDE = 48  # dimension of the teacher
+SENTENCES = 40
+
+
+class Steps:
+    """In the place of common.Run: checks the device of what a step logs, and counts the steps."""
+
+    folder = "unused"
+    count = 0
+
+    def begin(self, *_):
+        return 0
+
+    def stalled(self, *_):
+        return False
+
+    def evaluate(self, step):
+        pass
+
+    def log(self, step, rows, **values):
+        self.count += 1
+        assert values["loss"].device.type == "cuda"
+
+
+def move(module, device):
+    """What nn.Module.to() does, which cannot swap fake parameters."""
+    for part in module.modules():
+        for name, value in part._parameters.items():
+            if value is not None:
+                part._parameters[name] = nn.Parameter(value.detach().to(device))
+        for name, value in part._buffers.items():
+            part._buffers[name] = value.to(device)
+    return module
+
+
+def on_cuda(encoder):
+    """An encoder of the same shape with fake weights on CUDA; call it in FakeTensorMode."""
+    encoder.model = type(encoder.model)(encoder.model.config).to("cuda")
+    return encoder
+
+
+def arguments(module, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
+    args = module.parse_args()
+    args.device, args.max_steps, args.precision = "cuda", 3, "bf16"
+    return args
+
+
+@pytest.fixture
+def train(models_folder, monkeypatch):
+    """train(loop, module, *command line) calls loop(encoder, args, run) on fake CUDA."""
+    monkeypatch.setattr(nn.Module, "to", move)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # not implemented
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)
+    monkeypatch.setattr(torch.optim.Optimizer, "step", lambda self: None, raising=False)
+
+    def call(loop, module, *words):
+        data = ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv", "--batch-size", 8)
+        args = arguments(module, monkeypatch, *(() if module is dse else data), *words)
+        encoder = common.load_encoder(models_folder / "mean")
+        run = Steps()
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            loop(on_cuda(encoder), args, run)
+        assert run.count == 3
+
+    return call
+
+
+def targets_of(count):
+    return np.zeros((count, WIDE), np.float32)
+
+
+@pytest.mark.parametrize("more", [(), ("--learn-temperature",), ("--objective", "kd", "--align")])
+def test_ckd_stage_1(train, more):
+    def loop(encoder, args, run):
+        tokens = common.Tokens(encoder, demo_sentences(SENTENCES))
+        args.lr = 1e-4
+        student = ckd.Student(encoder, nn.Linear(32, WIDE).to("cuda"))
+        alignment = None
+        if args.align:
+            student = ckd.Student(encoder)
+            alignment = ckd.Alignment(torch.zeros(WIDE, 32), 1.0)
+        ckd.distill(student, tokens, targets_of(SENTENCES), alignment, {}, run, args)
+
+    train(loop, ckd, "--student", "any", "--queue-size", 16, *more)
+
+
+def test_ckd_stage_2(train):
+    def loop(encoder, args, run):
+        tokens = [common.Tokens(encoder, texts) for texts in demo_triplets(SENTENCES)]
+        args.finetune_lr = 1e-4
+        ckd.finetune(ckd.Student(encoder), tokens, {}, run, args)
+
+    train(loop, ckd, "--student", "any", "--finetune-batch-size", 8)
+
+
+def test_congen(train):
+    def loop(encoder, args, run):
+        congen.add_head(encoder, WIDE)
+        encoder.heads.to("cuda")
+        args.teacher_temperature = args.student_temperature = 0.1
+        args.lr = 1e-4
+        views = congen.Views(demo_sentences(SENTENCES), None)
+        congen.distill(encoder, views, targets_of(SENTENCES), {}, run, args)
+
+    train(loop, congen, "--student", "any", "--queue-size", 16)
+
+
+@pytest.mark.parametrize("stage", [ibkd.distill, ibkd.finetune])
+def test_ibkd(train, stage):
+    task = SimpleNamespace(dev_score=len)
+
+    def loop(encoder, args, run):
+        student = ibkd.Student(encoder, WIDE, keep=stage is ibkd.finetune).to("cuda")
+        texts = sum(demo_triplets(SENTENCES), [])
+        tokens = common.Tokens(encoder, texts)
+        labels = np.arange(len(texts)).reshape(3, -1).T
+        data = targets_of(len(texts)) if stage is ibkd.distill else labels
+        stage(student, tokens, data, task, run, args)
+
+    train(loop, ibkd, "--student", "any", "--finetune-batch-size", 8)
+
+
+@pytest.mark.parametrize("pooling", distilface.POOLINGS)
+def test_distilface(train, pooling):
+    def loop(encoder, args, run):
+        encoder.pooling = args.pooling
+        tokens = common.Tokens(encoder, demo_sentences(SENTENCES))
+        distilface.train(encoder, tokens, {}, run, args)
+
+    train(loop, distilface, "--pooling", pooling)
+
+
+class Teacher(nn.Module):
+    """A cross-encoder, with the part of dse.CrossEncoder that its forward pass takes."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.tokenizer = encoder.tokenizer
+        self.order = [1, 0]
+        self.output = nn.Linear(32, 2)
+
+    def model(self, input_ids, attention_mask, token_type_ids=None):
+        states = self.encoder.model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return SimpleNamespace(logits=self.output(states[:, 0]))
+
+    def forward(self, pair):
+        return dse.pair_logits(self, *pair)
+
+
+@pytest.mark.parametrize("stage", ["teacher", "student"])
+def test_dse(train, stage):
+    def loop(encoder, args, run):
+        texts = demo_sentences(SENTENCES)
+        rows = [(text, other, 1) for text, other in zip(texts, reversed(texts))]
+        pairs = [row[:2] for row in rows]
+        sides = [pairs] if stage == "teacher" else zip(*pairs)
+        tokens = [common.Tokens(encoder, side) for side in sides]
+        model = Teacher(encoder) if stage == "teacher" else dse.Student(encoder, 2)
+        logits = np.zeros((SENTENCES, 2), np.float32)
+        dse.train(stage, model.to("cuda"), tokens, rows, logits, [], None, run, args)
+
+    train(loop, dse, "--student", "any", "--batch-size", 8, "--eval-steps", 100)
