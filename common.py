@@ -376,6 +376,8 @@ def load_encoder(name, pooling=None, layers=None, default="mean"):
 
 def load_transformer(folder):
     """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("it is an adapter; merge it into its base model, and give that")
     load = dict(trust_remote_code=False)
     model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
@@ -385,11 +387,18 @@ def load_transformer(folder):
     broken = [key for key in missing if not key.startswith("pooler.")]
     broken += [key for key in sorted(report["unexpected_keys"]) if re.search(r"\blayers?\.\d", key)]
     broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            kinds = {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+        broken += [key for key, kind in kinds.items() if kind.startswith(("I8", "F8"))]
     if broken:
-        raise ValueError(f"{broken[0]} is missing, not in its config.json, or not finite")
+        what = "missing, not in its config.json, not finite, or quantized to one byte"
+        raise ValueError(f"{broken[0]} is {what}")
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
     if not 0.9 * rows < tokens <= rows:  # transformers makes up a tokenizer where there is none
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
+    if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
+        raise ValueError("its tokenizer turns words into unknowns only")
     sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
     with torch.no_grad():
         model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018

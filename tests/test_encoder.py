@@ -175,6 +175,14 @@ UNCASED = {
     "sentence_bert_config.json": dict(do_lower_case=True),
     "tokenizer.json": lambda tokenizer: tokenizer["normalizer"].update(lowercase=False),
 }
+
+
+def without_words(tokenizer):
+    vocabulary = tokenizer["model"]["vocab"]
+    renamed = {key if key.startswith("[") else f"{key}?": at for key, at in vocabulary.items()}
+    tokenizer["model"]["vocab"] = renamed
+
+
 SILENTLY_WRONG = {  # what is changed in the folder "pooler", what the error must say
     "lacks a weight": ({WEIGHTS: lambda tensors: tensors.pop(LAYER_1)}, LAYER_1),
     "not a number": ({WEIGHTS: lambda tensors: tensors[WORDS].fill_(math.nan)}, WORDS),
@@ -182,6 +190,9 @@ SILENTLY_WRONG = {  # what is changed in the folder "pooler", what the error mus
     "no head": ({HEAD: lambda tensors: tensors.pop("linear.bias")}, "bias"),
     "few tokens": ({"tokenizer.json": dict(added_tokens=[], model=FEW_WORDS)}, "5 tokens"),
     "many tokens": ({"tokenizer.json": lambda t: t["added_tokens"].append(NEW)}, "287 tokens"),
+    "unknown words": ({"tokenizer.json": without_words}, "unknowns"),
+    "int8": ({WEIGHTS: lambda tensors: tensors.update({WORDS: tensors[WORDS].char()})}, WORDS),
+    "fp8": ({WEIGHTS: lambda t: t.update({WORDS: t[WORDS].to(torch.float8_e4m3fn)})}, WORDS),
     "lower case": (UNCASED, "do_lower_case"),
     "own module": ({"modules.json": lambda entries: entries[2].update(type="my.Gate")}, "Gate"),
     "order": ({"modules.json": lambda entries: entries.insert(1, entries.pop())}, "modules.json"),
@@ -203,6 +214,13 @@ def test_a_folder_that_would_be_silently_wrong_is_refused(models_folder, tmp_pat
         load_encoder(folder)  # each of the changes matters
         alter(folder / part, change)
     with pytest.raises(DataError, match=f"(?s)other: .*{expected}"):
+        load_encoder(folder)
+
+
+def test_an_adapter_is_refused(models_folder, tmp_path):
+    folder = copytree(models_folder / "bert", tmp_path / "other")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match="other: it is an adapter"):
         load_encoder(folder)
 
 
