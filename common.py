@@ -226,6 +226,16 @@ def replace_file(path, write):
         new.unlink(missing_ok=True)
 
 
+def refuse_overwriting(output, *inputs):
+    """Raises DataError if the file `output` exists, and is one of the inputs or in one of them."""
+    output = Path(output).resolve()
+    read = {Path(name).resolve() for name in inputs if name}
+    if output.exists() and read & {output, *output.parents}:
+        raise DataError(
+            f"{output}: a file of the input would be overwritten; choose another output"
+        )
+
+
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
 
 

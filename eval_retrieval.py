@@ -37,6 +37,7 @@ from common import (
     load_encoder,
     read_rows,
     reading,
+    refuse_overwriting,
     resolve,
     run_main,
     table,
@@ -312,7 +313,10 @@ def parse_args():
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
     add("--json", type=Path, help="write the unrounded numbers to this file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.json:
+        refuse_overwriting(args.json, args.beir, args.document_model, *args.models)
+    return args
 
 
 def load(name, args):

@@ -30,6 +30,7 @@ from common import (
     read_scored_pairs,
     read_sts,
     reading,
+    refuse_overwriting,
     resolve,
     run_main,
     spearman,
@@ -121,10 +122,8 @@ def parse_args():
     add("--json", metavar="FILE", help="write the scores as JSON")
     args = parser.parse_args()
     if args.json:
-        file = Path(args.json).resolve()
-        given = [*args.models, *(args.pairs or []), args.translations or args.senteval]
-        if file.exists() and {file, file.parent} & {Path(name).resolve() for name in given}:
-            raise DataError(f"--json {args.json}: overwrites a file of the input; choose another")
+        data = [*(args.pairs or []), args.translations or args.senteval]
+        refuse_overwriting(args.json, *args.models, *data)
     return args
 
 

@@ -37,6 +37,7 @@ from common import (
     load_encoder,
     read_rows,
     reading,
+    refuse_overwriting,
     run_main,
     spearman,
     training_sentences,
@@ -304,8 +305,9 @@ def main():
     plt.rc("axes", titlesize=8, grid=True, prop_cycle=marks)
     plt.rc("figure", figsize=(9, 4))
     plt.rc("figure.constrained_layout", use=True)
-    numbers, figure = FIGURES[args.figure](args.models, read_texts(args), plt)
     output = Path(args.output or f"figures/{args.figure}")
+    refuse_overwriting(f"{output}.json", args.dev, args.sentences, *args.models)
+    numbers, figure = FIGURES[args.figure](args.models, read_texts(args), plt)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(f"{output}.json"), numbers)
     if figure:

@@ -34,6 +34,7 @@ from common import (
     number,
     progress,
     reading,
+    refuse_overwriting,
     resolve,
     run_main,
     table,
@@ -236,9 +237,8 @@ def parse_args():
     args = parser.parse_args()
     if not set(args.tasks) <= set(TASKS):
         raise DataError(f"--tasks {','.join(args.tasks)}: choose from {','.join(TASKS)}")
-    read = {Path(name).resolve() for name in (*args.models, args.senteval)}
-    if args.json and Path(args.json).exists() and read & {*Path(args.json).resolve().parents}:
-        raise DataError(f"--json {args.json}: overwrites a file of the input; choose another")
+    if args.json:
+        refuse_overwriting(args.json, args.senteval, *args.models)
     return args
 
 

@@ -33,6 +33,7 @@ from common import (
     read_scored_pairs,
     read_sts,
     reading,
+    refuse_overwriting,
     replace_file,
     resolve,
     run_main,
@@ -127,8 +128,7 @@ def main():
         raise DataError(f"{args.model}: is no folder here; say with --output where the file goes")
     output = Path(args.output or args.model, "onnx", "model_int8.onnx")
     source = args.pairs or args.senteval
-    if output.resolve() == Path(source).resolve():
-        raise DataError(f"{source}: would be overwritten; choose another --output")
+    refuse_overwriting(output, source)
     pairs = read_scored_pairs(source) if args.pairs else read_sts(resolve(source))["STS-B"]
     warnings.simplefilter("ignore")  # both exporters warn about sound models
     logging.disable(logging.WARNING)

@@ -33,6 +33,12 @@ STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr
 CUT = "--teacher $T --student-layers 1,3,5"
 OWN = f"{CUT} {STS} --train $FIRST20K --eval-steps 105"
 FAR = f"--teacher $M --student $T --student-layers 1,3,5 {STS} --train $FIRST20K --eval-steps 105"
+AGAIN = f"{STS} --train $FIRST20K --eval-steps 105 --dropout 0"
+NLI = (
+    "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
+    "--triplets $DATA/nli_triplets.csv --finetune-epochs 1 --finetune-lr 5e-5 "
+    "--senteval $DATA/senteval"
+)
 WHOLE = f"--train $DATA/unlabeled.txt --eval-steps 500 {STS}"
 BASELINE = "python -m extras.baselines --method"
 CONGEN = "python congen.py --teacher-temperature"
@@ -87,6 +93,17 @@ RUNS = [  # page, name, seeds, command
     ("how-small", "KD-three-layers", ONE, f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE}"),
     ("how-small", "KD-two-layers", ONE, f"{KD} --teacher $T --student-layers 0,5 {WHOLE}"),
     ("how-small", "KD-one-layer", ONE, f"{KD} --teacher $T --student-layers 5 {WHOLE}"),
+    ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
+    ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
+    ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
+    (
+        "small",
+        "own-then-M",
+        ONE,
+        f"{KD} --align {AGAIN} --teacher $M --student runs/KD-three-layers",
+    ),
+    ("small", "M-then-own", ONE, f"{KD} {AGAIN} --teacher $T --student runs/M-KD-aligned-0"),
+    ("small", "own-then-NLI", ONE, NLI),
     ("search", "search-stage-1", ONE, f"{SEARCH} --student-layers 1,3,5 --stage distill {STAGE_1}"),
     (
         "search",

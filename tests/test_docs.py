@@ -9,6 +9,10 @@ import sys
 import pytest
 from conftest import ROOT
 
+sys.path.insert(0, str(ROOT / "results"))
+import make
+import runs
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += [page for page in sorted(ROOT.glob("results/*.md")) if page.name != "archive.md"]
 PROGRAM = re.compile(r"(?:-m (extras\.\w+)|(\w+)\.py)(?: |$)")
@@ -41,6 +45,24 @@ def test_a_documented_command_is_accepted(page, command, monkeypatch):
     words = shlex.split(command[found.end() :])
     monkeypatch.setattr(sys, "argv", [found[0].strip(), *words])
     module.parse_args()
+
+
+def test_the_command_of_each_run_is_accepted(monkeypatch):
+    every = list(runs.all_runs())
+    assert len(every) > 60
+    for _, _, _, command in every:
+        words = runs.expand(command, "data", "first20k.txt")[1:]
+        start = 2 if words[0] == "-m" else 1
+        module = importlib.import_module(words[start - 1].removesuffix(".py"))
+        monkeypatch.setattr(sys, "argv", words[start - 1 :])
+        module.parse_args()
+
+
+def test_the_tables_of_the_pages_are_those_of_the_data():
+    pages = [page.read_text("utf-8") for page in make.HERE.glob("*.md")]
+    assert sum(page.count("<!-- table: ") for page in pages) >= 10
+    for page in pages:
+        assert make.with_tables(page) == page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -81,6 +81,8 @@ TABLE = [
     ("ibkd", f"{CKD} --gamma 0", "--gamma"),
     ("eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("eval_retrieval", f"{{bert}} --beir {DEMO}/beir --split none", "none"),
+    ("eval_retrieval", f"{{bert}} --beir {DEMO}/beir --json {DEMO}/beir/corpus.jsonl", "corpus"),
+    ("eval_sts", f"{{bert}} --pairs {DEMO}/dev.tsv --json {DEMO}/dev.tsv", "dev.tsv"),
     # dse.py
     ("dse", "--teacher {bert} --glue {bert}", "train.tsv"),
     ("dse", f"--teacher {{bert}} --task rte --glue {DEMO}/glue", "--task"),

@@ -1,0 +1,272 @@
+"""Write the tables of results/*.md between their markers, and draw the pictures in figures/.
+
+  python results/make.py       after results/runs.py
+
+Everything comes from results/data/*.jsonl. A marker names the table: <!-- table: own-teacher -->.
+"""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+HERE = Path(__file__).parent
+STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+OWN_ROWS = ("KD", "CKD", "IBKD", "ConGen", "SEED", "PKD", "L2", "Dual-L2", "SKD", "CRD", "HPD")
+FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
+FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
+SIZES = {"three layers": "KD-three-layers", "two layers": "KD-two-layers"}
+SIZES |= {"one layer": "KD-one-layer"}
+SMALL = {
+    "all sentences": "KD-three-layers",
+    "all sentences, then M": "own-then-M",
+    "all sentences, then NLI": "own-then-NLI",
+    "M first": "M-then-own",
+    "20,000 sentences": "KD-0",
+    "20,000 sentences, layers 0,3,5": "layers-0-3-5",
+    "20,000 sentences, layers 1,4,5": "layers-1-4-5",
+    "20,000 sentences, layers 2,4,5": "layers-2-4-5",
+}
+AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 50_048: "KD-782-steps", 182_049: "KD-three-layers"}
+
+
+def read_runs():
+    """All lines of data/*.jsonl -> {run: {row: {column: score}}}."""
+    lines = [line for file in sorted(HERE.glob("data/*.jsonl")) for line in file.open("utf-8")]
+    return {line["run"]: line["scores"] for line in map(json.loads, lines)}
+
+
+RUNS = read_runs()
+
+
+def seeds_of(name):
+    """The final tables of NAME, or of NAME-0, NAME-1, ..."""
+    return [RUNS[run] for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+
+
+def last_row(scores):
+    return list(scores.values())[-1]
+
+
+def cell(values):
+    """The mean, with the standard deviation of three seeds or more."""
+    spread = f" ± {stdev(values):.2f}" if len(values) > 2 else ""
+    return f"{mean(values):.2f}{spread}"
+
+
+def markdown(header, rows):
+    """Rows of cells, the first of which is text -> a Markdown table."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def methods(prefix, names):
+    """A row a method: dev, the seven test sets, their mean. The best mean comes first."""
+    columns = ["dev", *STS, "avg"]
+    found = {name: seeds_of(prefix + name.replace(" ", "-")) for name in names}
+    found = {name: runs for name, runs in found.items() if runs}
+    any_run = next(iter(found.values()))[0]
+    rows = [[name, "", *[f"{any_run[name][key]:.2f}" for key in columns]] for name in BEFORE]
+    ranked = sorted(found, key=lambda name: -mean(last_row(run)["avg"] for run in found[name]))
+    for name in ranked:
+        finals = [last_row(run) for run in found[name]]
+        cells = [f"{mean(row[key] for row in finals):.2f}" for key in columns]
+        for place in (0, -1):
+            cells[place] = cell([row[columns[place]] for row in finals])
+        rows.append([name, str(len(finals)), *cells])
+    return markdown(["model", "seeds", "STS-B dev", *columns[1:]], rows)
+
+
+BEFORE = ("teacher", "student before")
+
+
+def own_teacher():
+    return methods("", (*OWN_ROWS, "DistilFACE"))
+
+
+def larger_teacher():
+    return methods("M-", FAR_ROWS)
+
+
+def how_small():
+    columns = ["dev", *STS, "avg"]
+    teacher = RUNS["KD-three-layers"]["teacher"]
+    rows = [["teacher, six layers", *[f"{teacher[key]:.2f}" for key in columns]]]
+    for title, run in SIZES.items():
+        if run in RUNS:
+            rows.append([title, *[f"{last_row(RUNS[run])[key]:.2f}" for key in columns]])
+    return markdown(["student", "STS-B dev", *columns[1:]], rows)
+
+
+def how_much_data():
+    rows = []
+    for amount, name in AMOUNTS.items():
+        finals = [last_row(run) for run in seeds_of(name)]
+        if finals:
+            scores = [cell([row[key] for row in finals]) for key in ("dev", "avg")]
+            rows.append([f"{amount:,}", str(len(finals)), *scores])
+    return markdown(["sentences", "seeds", "STS-B dev", "avg"], rows)
+
+
+def small():
+    """What may bring a three-layer student past its teacher, the best on dev first."""
+    rows = {"teacher": RUNS["KD-three-layers"]["teacher"]}
+    found = {title: last_row(RUNS[run]) for title, run in SMALL.items() if run in RUNS}
+    if "mean-of-seeds" in RUNS:
+        found["20,000 sentences, mean of three seeds"] = RUNS["mean-of-seeds"]["mean"]
+    rows |= dict(sorted(found.items(), key=lambda item: -item[1]["dev"]))
+    columns = ["dev", *STS, "avg"]
+    cells = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in rows.items()]
+    return markdown(["student", "STS-B dev", *columns[1:]], cells)
+
+
+def final_rows(runs):
+    """The last row of each run {title: run}, after the other rows of the first."""
+    rows = {}
+    for title, run in runs.items():
+        *others, _ = RUNS[run]
+        rows = rows or {name: RUNS[run][name] for name in others}
+        rows[title] = last_row(RUNS[run])
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    columns = [key for key in columns if key not in ("dev", "test")]
+    cells = [
+        [name, *[f"{row[key]:.2f}" if key in row else "" for key in columns]]
+        for name, row in rows.items()
+    ]
+    return markdown(["model", *columns], cells)
+
+
+def search():
+    return final_rows({"IBKD, stage 1": "search-stage-1", "stages 1 and 2": "search-stage-2"})
+
+
+def pairs(task):
+    names = {"DSE, alpha 0.5": f"DSE-{task}", "the labels alone": f"DSE-{task}-labels"}
+    return final_rows({title: run for title, run in names.items() if run in RUNS})
+
+
+def strong_pairs(task):
+    return final_rows({"DSE, alpha 0.5": f"DSE-M-{task}"})
+
+
+def printed(run):
+    """A table as a program has printed it."""
+    columns = list(next(iter(RUNS[run].values())))
+    rows = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in RUNS[run].items()]
+    return markdown(["", *columns], rows)
+
+
+def speed_encoding():
+    """Encoding whole sentences, a row a model."""
+    rows = []
+    for title in ("six layers", *SIZES):
+        row = RUNS[f"speed-{title.replace(' ', '-')}"]["encoding sentences"]
+        rows.append([title, *[f"{value:.2f}" for value in row.values()]])
+    return markdown(["model", "ours", "theirs", "ratio", "smallest", "largest"], rows)
+
+
+TABLES = {
+    "own-teacher": own_teacher,
+    "larger-teacher": larger_teacher,
+    "how-small": how_small,
+    "how-much-data": how_much_data,
+    "small": small,
+    "search": search,
+    "pairs-stsb": lambda: pairs("stsb"),
+    "pairs-mrpc": lambda: pairs("mrpc"),
+    "pairs-M-stsb": lambda: strong_pairs("stsb"),
+    "int8": lambda: printed("int8"),
+    "speed": lambda: printed("speed-training"),
+    "speed-encoding": speed_encoding,
+    "transfer": lambda: printed("transfer"),
+}
+
+
+def with_tables(text):
+    """A page, with the tables that its markers name."""
+
+    def fill(match):
+        return f"{match[1]}\n\n{TABLES[match[2]]()}\n\n{match[3]}"
+
+    return re.sub(r"(<!-- table: (\S+) -->).*?(<!-- end -->)", fill, text, flags=re.S)
+
+
+def draw():
+    """The pictures of README.md and of the pages."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "results", "font.size": 11, "axes.grid": True})
+    draw_speed(matplotlib)
+    draw_alignment(matplotlib)
+    draw_amounts(matplotlib)
+
+
+def save(figure, name):
+    figure.tight_layout()
+    figure.savefig(HERE / "figures" / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(HERE / "figures" / f"{name}.png", dpi=120, metadata={"Software": None})
+
+
+def draw_speed(matplotlib):
+    """Average score against sentences per second."""
+    figure, axes = matplotlib.pyplot.subplots(figsize=(7, 4.2))
+    for name, (speed, score) in speeds_and_scores().items():
+        axes.plot(speed, score, "o", color="tab:blue" if "layer" in name else "tab:gray")
+        axes.annotate(name, (speed, score), textcoords="offset points", xytext=(7, -4))
+    axes.set(xlabel="sentences per second, two CPU cores", ylabel="Spearman x 100, mean of 7 sets")
+    axes.margins(x=0.25, y=0.15)
+    save(figure, "speed")
+
+
+def speeds_and_scores():
+    """{model: (sentences per second, avg)}, all speeds measured in one sitting."""
+    row = "encoding sentences"
+    scores = {"six layers (teacher)": RUNS["KD-three-layers"]["teacher"]}
+    scores |= {title: last_row(RUNS[run]) for title, run in SIZES.items()}
+    return {
+        title: (RUNS[f"speed-{'-'.join(title.split()[:2])}"][row]["ours"], score["avg"])
+        for title, score in scores.items()
+    }
+
+
+def draw_alignment(matplotlib):
+    """KD and CKD of a larger teacher, with and without --align."""
+    figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6))
+    for place, method in enumerate(("KD", "CKD")):
+        for shift, suffix, color in ((-0.2, "", "tab:gray"), (0.2, "-aligned", "tab:blue")):
+            scores = [last_row(run)["avg"] for run in seeds_of(f"M-{method}{suffix}")]
+            label = ("with --align" if suffix else "without") if place == 0 else None
+            axes.bar(place + shift, mean(scores), 0.38, color=color, label=label)
+            axes.text(place + shift, mean(scores) + 0.4, f"{mean(scores):.2f}", ha="center")
+    axes.set(xticks=(0, 1), xticklabels=("KD", "CKD"), ylim=(50, 84))
+    axes.axhline(69.11, ls=":", color="black", label="student before training")
+    axes.axhline(80.53, ls="--", color="black", label="teacher")
+    axes.set_ylabel("Spearman x 100, mean of 7 sets")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2, frameon=False)
+    axes.grid(axis="x", visible=False)
+    save(figure, "alignment")
+
+
+def draw_amounts(matplotlib):
+    """The score of a three-layer student against the number of sentences."""
+    figure, axes = matplotlib.pyplot.subplots(figsize=(6, 3.6))
+    amounts = [amount for amount, name in AMOUNTS.items() if seeds_of(name)]
+    finals = [[last_row(run)["avg"] for run in seeds_of(AMOUNTS[amount])] for amount in amounts]
+    axes.semilogx(amounts, [mean(scores) for scores in finals], "o-")
+    axes.axhline(78.87, ls="--", color="black")
+    axes.text(amounts[0], 78.95, "teacher, six layers")
+    axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
+    axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
+    axes.minorticks_off()
+    save(figure, "sentences")
+
+
+def main():
+    for page in HERE.glob("*.md"):
+        page.write_text(with_tables(page.read_text("utf-8")), "utf-8")
+    draw()
+
+
+if __name__ == "__main__":
+    main()
