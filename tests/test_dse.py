@@ -260,6 +260,13 @@ def test_malformed_files_are_named_with_their_line(tmp_path, task, name, lines, 
         dse.read_pairs(write(tmp_path / name, *lines), task)
 
 
+def test_one_label_alone_is_refused(tmp_path):
+    (tmp_path / "MRPC").mkdir()
+    write(tmp_path / "MRPC" / "train.tsv", MRPC, "1\t1\t2\tA\tB", "1\t1\t2\tC\tD")
+    with pytest.raises(common.DataError, match=r"train\.tsv: all labels are equal"):
+        dse.read_task(tmp_path, "mrpc")
+
+
 def test_metrics_are_those_counted_by_hand():
     logits = np.array([[0, 1], [1, 0], [0, 1], [0, 1], [1, 0.0]])
     labels = np.array([1, 1, 0, 1, 0])  # true positives 2, false positive 1, false negative 1
