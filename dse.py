@@ -439,8 +439,8 @@ def read_task(folder, task):
         paths = [Path(folder) / file if folder else download(file) for file in files]
         if name in ("train", "dev") or paths[0].exists():
             sets[name] = [row for path in paths for row in read_pairs(path, task)]
-        if name in ("train", "dev") and len({label for *_, label in sets[name]}) < 2:
-            raise DataError(f"{paths[0]}: all labels are equal; give two different ones or more")
+    if len({label for *_, label in sets["train"]}) < 2:
+        raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
     return {name: rows for name, rows in sets.items() if rows}
 
 

@@ -196,7 +196,7 @@ def write(path, *lines):
 
 
 def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tmp_path):
-    files = {"MNLI/train": "neutral -", "MNLI/dev_matched": "entailment"}
+    files = {"MNLI/train": "neutral - contradiction", "MNLI/dev_matched": "entailment"}
     files |= {"MNLI/dev_mismatched": "contradiction", "SNLI/train": "contradiction entailment"}
     files |= {"SNLI/dev": "contradiction -", "SNLI/test": "neutral neutral"}
     for name, labels in files.items():
@@ -204,7 +204,7 @@ def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tm
         write(tmp_path / f"{name}.tsv", NLI, *rows)
     sets = dse.read_task(tmp_path, "allnli")
     labels = {name: [row[2] for row in rows] for name, rows in sets.items()}
-    assert labels == dict(train=[1, 2, 0], dev=[0, 2], matched=[0], mismatched=[2], snli=[1, 1])
+    assert labels == dict(train=[1, 2, 2, 0], dev=[0, 2], matched=[0], mismatched=[2], snli=[1, 1])
     assert sets["train"][0][:2] == ('A "boy" runs.', "In MNLI/train")
     assert list(dse.read_task(tmp_path, "mnli")) == ["train", "dev", "matched", "mismatched"]
 
@@ -263,7 +263,8 @@ def test_malformed_files_are_named_with_their_line(tmp_path, task, name, lines, 
 def test_one_label_alone_is_refused(tmp_path):
     (tmp_path / "MRPC").mkdir()
     write(tmp_path / "MRPC" / "train.tsv", MRPC, "1\t1\t2\tA\tB", "1\t1\t2\tC\tD")
-    with pytest.raises(common.DataError, match=r"train\.tsv: all labels are equal"):
+    write(tmp_path / "MRPC" / "dev.tsv", MRPC, "1\t1\t2\tA\tB", "0\t1\t2\tC\tD")
+    with pytest.raises(common.DataError, match="all labels of mrpc's training pairs are equal"):
         dse.read_task(tmp_path, "mrpc")
 
 
