@@ -323,6 +323,7 @@ HUB_POOLINGS = {"princeton-nlp/unsup-simcse-": "cls", "princeton-nlp/sup-simcse-
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU": nn.GELU}
 MODULES = "sentence_transformers.models"
+ONE_BYTE = ("I8", "F8")  # types of safetensors that need a scale
 COMPLETE = "a model folder has config.json, all weights and the files of its tokenizer"
 
 
@@ -399,8 +400,8 @@ def load_transformer(folder):
     broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
-            kinds = {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
-        broken += [key for key, kind in kinds.items() if kind.startswith(("I8", "F8"))]
+            names = weights.keys()
+            broken += [key for key in names if weights.get_slice(key).get_dtype()[:2] in ONE_BYTE]
     if broken:
         what = "missing, not in its config.json, not finite, or quantized to one byte"
         raise ValueError(f"{broken[0]} is {what}")
@@ -433,13 +434,18 @@ def keep_layers(name, model, layers):
     del stack[:]
     stack.extend(kept)
     for position, layer in enumerate(kept):
-        for part in layer.modules():
-            if hasattr(part, "layer_idx"):  # where a decoder caches keys and values
-                part.layer_idx = position
+        number_layer(layer, position)
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[number] for number in numbers])
     model.config.num_hidden_layers = len(kept)
+
+
+def number_layer(layer, position):
+    """A decoder's parts know their layer's position, where keys and values are cached. In place."""
+    for part in layer.modules():
+        if hasattr(part, "layer_idx"):
+            part.layer_idx = position
 
 
 def read_modules(folder, entries):
