@@ -215,7 +215,8 @@ def train(stage, model, tokens, pairs, targets, dev, save, run, args):
     tokens: a list of Tokens, which model() takes; pairs, dev: rows of read_pairs(), n of them in
     pairs; targets [n, C]: the teacher's logits; save() writes the best model.
     """
-    labels = torch.tensor([row[2] for row in pairs], device=args.device)  # R [n]
+    kind = np.float32 if args.task == "stsb" else np.int64
+    labels = np.array([row[2] for row in pairs], kind)  # R [n]
     epoch_steps = math.ceil(len(labels) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     parameters = [value for value in model.parameters() if value.requires_grad]
@@ -231,7 +232,8 @@ def train(stage, model, tokens, pairs, targets, dev, save, run, args):
             own = model(*[part.batch(own_rows(rows), args.device) for part in tokens])  # [n, C]
         logits = gather(own, len(rows))  # S, or the teacher's own, of all processes [N, C]
         target = rows_of(targets, rows, args.device)  # T [N, C]
-        loss = dse_loss(logits, target, labels[rows], args.alpha, args.task)
+        label = rows_of(labels, rows, args.device)  # R [N]
+        loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)

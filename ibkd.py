@@ -190,6 +190,7 @@ from common import (
     spearman,
     step_seed,
     teacher_embeddings,
+    to_device,
     training_sentences,
     weight,
 )
@@ -250,7 +251,7 @@ def embed_in_parts(student, tokens, rows, device):
     s = [
         embed(student.encoder, *tokens.batch(part, device), False, student.heads) for part in parts
     ]
-    return torch.cat(s)[np.argsort(order)]
+    return torch.cat(s)[to_device(np.argsort(order), device)]
 
 
 def finetune(student, tokens, labels, task, run, args):
