@@ -163,7 +163,6 @@ class Student(nn.Module):
 
 import json
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
 import huggingface_hub
@@ -209,28 +208,67 @@ from common import (
 MAX_LENGTH = 128  # tokens
 
 
-def train(stage, model, tokens, pairs, targets, dev, save, run, args):
-    """Minimize eq. 2: a stage of the student, or of the teacher, whose alpha is 0.
+def labels_of(pairs, task):
+    """n rows of read_pairs() -> R [n], class numbers or scores."""
+    return np.array([row[2] for row in pairs], np.float32 if task == "stsb" else np.int64)
 
-    tokens: a list of Tokens, which model() takes; pairs, dev: rows of read_pairs(), n of them in
-    pairs; targets [n, C]: the teacher's logits; save() writes the best model.
-    """
-    kind = np.float32 if args.task == "stsb" else np.int64
-    labels = np.array([row[2] for row in pairs], kind)  # R [n]
+
+def finetune(teacher, pairs, dev, run, args):
+    """Section 3.3: the teacher learns the labels alone. pairs, dev: rows of read_pairs()."""
+    tokens = Tokens(teacher, [row[:2] for row in pairs], args.max_length)
+    labels = labels_of(pairs, args.task)  # R [n]
     epoch_steps = math.ceil(len(labels) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    parameters = [value for value in model.parameters() if value.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
-    score = partial(scores, partial(logits_of, model, args.max_length), {"dev": dev}, args.task)
-    done = run.begin(stage, total, [model], optimizer, score, save)
-    lengths = sum(part.lengths for part in tokens)
-    for step, rows in batches(lengths, args.batch_size, args.seed, done, total, args.shuffle):
+    total = min(args.teacher_epochs * epoch_steps, args.max_steps or math.inf)
+    parameters = list(teacher.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
+    teacher.train()
+    score = partial(scores, partial(logits_of, teacher, args.max_length), {"dev": dev}, args.task)
+    save = partial(save_teacher, teacher, run.folder / "teacher")
+    done = run.begin("teacher", total, [teacher], optimizer, score, save)
+    for step, rows in batches(
+        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
+    ):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         with autocast(args.device, args.precision):
-            own = model(*[part.batch(own_rows(rows), args.device) for part in tokens])  # [n, C]
-        logits = gather(own, len(rows))  # S, or the teacher's own, of all processes [N, C]
+            own = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
+        logits = gather(own, len(rows))  # T of all processes [N, C]
+        loss = label_loss(logits, rows_of(labels, rows, args.device), args.task)
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss)
+        if step % args.eval_steps == 0 or step == total:
+            run.evaluate(step)
+
+
+def distill(student, pairs, targets, dev, run, args):
+    """Section 3.2: the student learns the teacher's logits, targets [n, C], and the labels.
+
+    pairs: n rows of read_pairs(), and so is dev.
+    """
+    tokens = [Tokens(student.encoder, side, args.max_length) for side in list(zip(*pairs))[:2]]
+    labels = labels_of(pairs, args.task)  # R [n]
+    epoch_steps = math.ceil(len(labels) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    parameters = [value for value in student.parameters() if value.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    student.encoder.train(not args.freeze_encoder)
+    score = partial(scores, partial(logits_of, student, args.max_length), {"dev": dev}, args.task)
+    save = partial(save_student, student, run.folder)
+    done = run.begin("student", total, [student], optimizer, score, save)
+    lengths = sum(side.lengths for side in tokens)
+    for step, rows in batches(lengths, args.batch_size, args.seed, done, total, args.shuffle):
+        if run.stalled(step, args.patience * epoch_steps):
+            break
+        torch.manual_seed(step_seed(args.seed, step))
+        first, second = [side.batch(own_rows(rows), args.device) for side in tokens]
+        with autocast(args.device, args.precision):
+            own = student(first, second)  # [n, C]
+        logits = gather(own, len(rows))  # S of all processes [N, C]
         target = rows_of(targets, rows, args.device)  # T [N, C]
         label = rows_of(labels, rows, args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
@@ -242,27 +280,6 @@ def train(stage, model, tokens, pairs, targets, dev, save, run, args):
         run.log(step, len(rows), loss=loss)
         if step % args.eval_steps == 0 or step == total:
             run.evaluate(step)
-
-
-def finetune(teacher, pairs, dev, run, args):
-    """Section 3.3: the teacher learns the labels alone, eq. 2 with alpha = 0."""
-    tokens = [Tokens(teacher, [row[:2] for row in pairs], args.max_length)]
-    unused = np.zeros((len(pairs), len(teacher.order)), np.float32)  # targets
-    save = partial(save_teacher, teacher, run.folder / "teacher")
-    settings = dict(alpha=0, epochs=args.teacher_epochs, lr=args.teacher_lr)
-    args = Namespace(**vars(args) | settings)
-    train("teacher", teacher.train(), tokens, pairs, unused, dev, save, run, args)
-
-
-def distill(student, teacher, pairs, dev, run, args):
-    """Section 3.2: the student learns the teacher's logits and the labels."""
-    texts = [row[:2] for row in pairs]
-    teach = partial(teacher_embeddings, pair_logits, what=f"logits {teacher.order}")
-    targets = teach(teacher, texts, args.max_length, args.precision)
-    tokens = [Tokens(student.encoder, side, args.max_length) for side in zip(*texts)]
-    save = partial(save_student, student, run.folder)
-    student.encoder.train(not args.freeze_encoder)
-    train("student", student, tokens, pairs, targets, dev, save, run, args)
 
 
 def embed_sentences(student, sentences, max_length=MAX_LENGTH):
@@ -342,10 +359,6 @@ class CrossEncoder(nn.Module):
                 raise ValueError("it is a classifier with other classes")
         self.model = model.float()
         self.fresh = bool(report["missing_keys"])
-
-    def forward(self, pair):
-        """(input_ids, attention_mask) of N pairs -> logits T [N, C]."""
-        return pair_logits(self, *pair)
 
 
 def save_teacher(teacher, folder):
@@ -564,7 +577,10 @@ def main():
     if not run.finished("student"):
         run.scores["teacher"] = score(teacher)
     if not args.teacher_only and not run.finished("student"):
-        distill(student, teacher, pairs, dev, run, args)
+        texts = [row[:2] for row in pairs]
+        teach = partial(teacher_embeddings, pair_logits, what=f"logits {teacher.order}")
+        targets = teach(teacher, texts, args.max_length, args.precision)
+        distill(student, pairs, targets, dev, run, args)
         run.finish({"student": score(load_student(run.folder, args.device))})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
     run.write_card(text, "text-classification", metric=None, library="transformers")

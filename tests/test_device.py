@@ -7,6 +7,7 @@ backward pass does not run here. Needs a CUDA build of torch:
 """
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,7 +39,7 @@ SENTENCES = 40
 class Steps:
     """In the place of common.Run: checks the device of what a step logs, and counts the steps."""
 
-    folder = "unused"
+    folder = Path("unused")
     count = 0
 
     def begin(self, *_):
@@ -171,6 +172,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.tokenizer = encoder.tokenizer
+        self.max_length = encoder.max_length
+        self.prompt = ""
         self.order = [1, 0]
         self.output = nn.Linear(32, 2)
 
@@ -178,20 +181,16 @@ class Teacher(nn.Module):
         states = self.encoder.model(input_ids, attention_mask, token_type_ids).last_hidden_state
         return SimpleNamespace(logits=self.output(states[:, 0]))
 
-    def forward(self, pair):
-        return dse.pair_logits(self, *pair)
-
 
 @pytest.mark.parametrize("stage", ["teacher", "student"])
 def test_dse(train, stage):
     def loop(encoder, args, run):
         texts = demo_sentences(SENTENCES)
-        rows = [(text, other, 1) for text, other in zip(texts, reversed(texts))]
-        pairs = [row[:2] for row in rows]
-        sides = [pairs] if stage == "teacher" else zip(*pairs)
-        tokens = [common.Tokens(encoder, side) for side in sides]
-        model = Teacher(encoder) if stage == "teacher" else dse.Student(encoder, 2)
-        logits = np.zeros((SENTENCES, 2), np.float32)
-        dse.train(stage, model.to("cuda"), tokens, rows, logits, [], None, run, args)
+        pairs = [(text, other, 1) for text, other in zip(texts, reversed(texts))]
+        if stage == "teacher":
+            dse.finetune(Teacher(encoder).to("cuda"), pairs, [], run, args)
+        else:
+            student = dse.Student(encoder, 2).to("cuda")
+            dse.distill(student, pairs, np.zeros((SENTENCES, 2), np.float32), [], run, args)
 
     train(loop, dse, "--student", "any", "--batch-size", 8, "--eval-steps", 100)
