@@ -1039,7 +1039,8 @@ fraction = number(float, 0, 1)
 
 def add_model_options(parser, teacher, pooling="mean"):
     """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, --dropout."""
-    add = parser.add_argument_group("models").add_argument
+    group = parser.add_argument_group("models")
+    add = group.add_argument
     add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
     add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
@@ -1047,7 +1048,7 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling})")
     add("--teacher-pooling", choices=POOLINGS, help=f"of the teacher ({stated} mean)")
     add("--prompt", help="text before each text of the student (default: what its folder states)")
-    add_dropout_option(parser, "default: 0 for a student cut to --student-layers, else its own")
+    add_dropout_option(group, "default: 0 for a student cut to --student-layers, else its own")
 
 
 def add_dropout_option(parser, default="default: its own"):
@@ -1072,8 +1073,10 @@ def add_run_options(parser, output, max_length, eval_steps, patience):
     add = parser.add_argument_group("run").add_argument
     is_default = "(default: %(default)s)"
     add("--output", default=output, help=f"becomes the best student's folder {is_default}")
-    add("--max-steps", type=count_or_none, default=0, help="end a stage after so many steps")
-    cut = f"tokens of a training text; longer ones are cut {is_default}"
+    stop = "maximum number of steps of a stage; 0: no limit (default: 0)"
+    add("--max-steps", type=count_or_none, default=0, help=stop)
+    longest = is_default if max_length else "(default: 64; 128 for --objective kd)"
+    cut = f"maximum tokens of a training text; longer texts are cut {longest}"
     add("--max-length", type=length, default=max_length, help=cut)
     steps = is_default if eval_steps else "(default: an epoch)"
     evaluation = f"steps between dev scores, and checkpoints {steps}"

@@ -8,9 +8,9 @@ Writes a file for congen.py --pairs: on each line the sentence, a tab, and the s
     mlm         15 % of its tokens masked, and filled in by a masked language model
 
 A sentence that would have no words left is its own second view. Words and tokens are drawn from
---seed. In such a file, a sentence has one second view for all epochs. congen.py's word deletion
-draws anew at every step, as its former option --augment did for these ways: the student sees more
-wordings. The joined files of three seeds, trained on for a third of the epochs, give three of them.
+--seed. In such a file, a sentence has one second view for all epochs, whereas congen.py's word
+deletion draws anew at every step, so that the student sees more wordings. The joined files of three
+seeds, trained on for a third of the epochs, give three of them.
 
   python -m extras.views crop --train sentences.txt --output pairs.tsv
 """
