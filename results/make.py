@@ -17,6 +17,7 @@ FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
 FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
 SIZES = {"three layers": "KD-three-layers", "two layers": "KD-two-layers"}
 SIZES |= {"one layer": "KD-one-layer"}
+STSB_SENTENCES = 2551  # distinct ones in STS-B test
 SMALL = {
     "all sentences": "KD-three-layers",
     "all sentences, then M": "own-then-M",
@@ -32,8 +33,9 @@ AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 50_048: "KD-782-steps", 182_049: "
 
 def read_runs():
     """All lines of data/*.jsonl -> {run: {row: {column: score}}}."""
-    lines = [line for file in sorted(HERE.glob("data/*.jsonl")) for line in file.open("utf-8")]
-    return {line["run"]: line["scores"] for line in map(json.loads, lines)}
+    texts = [file.read_text("utf-8") for file in sorted(HERE.glob("data/*.jsonl"))]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return {line["run"]: line["scores"] for line in lines}
 
 
 RUNS = read_runs()
@@ -121,9 +123,11 @@ def small():
 
 
 def final_rows(runs):
-    """The last row of each run {title: run}, after the other rows of the first."""
+    """The last row of each run {title: run} that was made, after the other rows of the first."""
     rows = {}
     for title, run in runs.items():
+        if run not in RUNS:
+            continue
         *others, _ = RUNS[run]
         rows = rows or {name: RUNS[run][name] for name in others}
         rows[title] = last_row(RUNS[run])
@@ -141,8 +145,7 @@ def search():
 
 
 def pairs(task):
-    names = {"DSE, alpha 0.5": f"DSE-{task}", "the labels alone": f"DSE-{task}-labels"}
-    return final_rows({title: run for title, run in names.items() if run in RUNS})
+    return final_rows({"DSE, alpha 0.5": f"DSE-{task}", "labels alone": f"DSE-{task}-labels"})
 
 
 def strong_pairs(task):
@@ -154,6 +157,15 @@ def printed(run):
     columns = list(next(iter(RUNS[run].values())))
     rows = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in RUNS[run].items()]
     return markdown(["", *columns], rows)
+
+
+def int8():
+    """A row for each number of layers and format."""
+    rows = []
+    for title in ("six layers", *SIZES):
+        for name, row in RUNS[f"int8-{title.replace(' ', '-')}"].items():
+            rows.append([f"{title}, {name}", *[f"{value:.2f}" for value in row.values()]])
+    return markdown(["model", "MB", "STS-B test", "seconds"], rows)
 
 
 def speed_encoding():
@@ -175,7 +187,7 @@ TABLES = {
     "pairs-stsb": lambda: pairs("stsb"),
     "pairs-mrpc": lambda: pairs("mrpc"),
     "pairs-M-stsb": lambda: strong_pairs("stsb"),
-    "int8": lambda: printed("int8"),
+    "int8": int8,
     "speed": lambda: printed("speed-training"),
     "speed-encoding": speed_encoding,
     "transfer": lambda: printed("transfer"),
@@ -209,25 +221,20 @@ def save(figure, name):
 
 
 def draw_speed(matplotlib):
-    """Average score against sentences per second."""
+    """Score on STS-B test against sentences per second, one at a time, of extras.quantize."""
     figure, axes = matplotlib.pyplot.subplots(figsize=(7, 4.2))
-    for name, (speed, score) in speeds_and_scores().items():
-        axes.plot(speed, score, "o", color="tab:blue" if "layer" in name else "tab:gray")
-        axes.annotate(name, (speed, score), textcoords="offset points", xytext=(7, -4))
-    axes.set(xlabel="sentences per second, two CPU cores", ylabel="Spearman x 100, mean of 7 sets")
-    axes.margins(x=0.25, y=0.15)
+    for kind, row, mark in (("fp32, torch", "fp32, torch", "o"), ("int8, ONNX", "int8", "s")):
+        points = [RUNS[f"int8-{title.replace(' ', '-')}"][row] for title in ("six layers", *SIZES)]
+        speeds = [STSB_SENTENCES / point["seconds"] for point in points]
+        scores = [point["Spearman"] for point in points]
+        axes.plot(speeds, scores, mark + "--", label=kind)
+        for title, speed, score in zip(("six (teacher)", "three", "two", "one"), speeds, scores):
+            axes.annotate(title, (speed, score), textcoords="offset points", xytext=(5, 6))
+    axes.set_xscale("log")
+    axes.set(xlabel="sentences per second, one at a time, two cores", ylabel="STS-B test")
+    axes.legend(title="layers", frameon=False)
+    axes.margins(x=0.15, y=0.15)
     save(figure, "speed")
-
-
-def speeds_and_scores():
-    """{model: (sentences per second, avg)}, all speeds measured in one sitting."""
-    row = "encoding sentences"
-    scores = {"six layers (teacher)": RUNS["KD-three-layers"]["teacher"]}
-    scores |= {title: last_row(RUNS[run]) for title, run in SIZES.items()}
-    return {
-        title: (RUNS[f"speed-{'-'.join(title.split()[:2])}"][row]["ours"], score["avg"])
-        for title, score in scores.items()
-    }
 
 
 def draw_alignment(matplotlib):

@@ -54,6 +54,7 @@ STSB, MRPC = f"{DSE} stsb --eval-steps 180", f"{DSE} mrpc --eval-steps 115"
 LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5"
+INT8 = "python -m extras.quantize --senteval $DATA/senteval"
 BENCHMARK = "python -m extras.benchmark --train $FIRST20K"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
@@ -134,10 +135,18 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
     ("how-much-data", "KD-80-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 80"),
     ("how-much-data", "KD-782-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 782"),
-    ("int8", "int8", ONE, "python -m extras.quantize runs/KD-0 --senteval $DATA/senteval"),
+    ("int8", "int8-six-layers", ONE, f"{INT8} $T --output runs/int8-six-layers"),
+    ("int8", "int8-three-layers", ONE, f"{INT8} runs/KD-three-layers"),
+    ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
+    ("int8", "int8-one-layer", ONE, f"{INT8} runs/KD-one-layer"),
     ("speed", "speed-training", ONE, f"{BENCHMARK} --only train"),
     ("speed", "speed-six-layers", ONE, f"{BENCHMARK} --only encode"),
-    ("speed", "speed-three-layers", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-0"),
+    (
+        "speed",
+        "speed-three-layers",
+        ONE,
+        f"{BENCHMARK} --only encode --teacher runs/KD-three-layers",
+    ),
     ("speed", "speed-two-layers", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-two-layers"),
     ("speed", "speed-one-layer", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-one-layer"),
     (
@@ -151,13 +160,15 @@ RUNS = [  # page, name, seeds, command
     ("pairs", "DSE-M-mrpc", ONE, f"{MRPC} {STRONG}"),
 ]
 
+TRAINS = re.compile(r"python (\w+\.py|-m extras\.baselines)")  # a command that trains
+
 
 def all_runs():
     """Yield page, run, seed, command for each run of RUNS."""
     for page, name, seeds, command in RUNS:
-        trains = re.match(r"python (\w+\.py|-m extras\.baselines)", command)
         for seed in seeds:
             run = f"{name}-{seed}" if len(seeds) > 1 else name
+            trains = TRAINS.match(command)
             options = f" --seed {seed} --output runs/{run}" if trains else ""
             yield page, run, seed, command + options
 
@@ -199,7 +210,7 @@ def tables(printed):
 
 def execute(run, command, words):
     """Run it, or continue it -> its scores, or None if it has failed."""
-    if "--output" not in words:
+    if not TRAINS.match(command):
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
         return None if done.returncode else tables(done.stdout)
     done = subprocess.run([*words, "--resume"])
