@@ -207,7 +207,7 @@ class Alignment(NamedTuple):
     length: float  # of the student's embeddings, on average
 
 
-def align(teacher, student):
+def align(teacher, student, device):
     """t A with A = P Q: principal components, then a rotation. No paper does this.
 
     P [D_T, D_S]: the directions along which the teacher's embeddings T [n, D_T] are longest, the
@@ -223,7 +223,7 @@ def align(teacher, student):
     note(f"alignment keeps {kept:.1f} % of the teacher's variance")
     matrix = (directions @ (left @ right)).astype(np.float32)
     length = float(np.linalg.norm(student.astype(np.float32), axis=1).mean())
-    return Alignment(torch.from_numpy(matrix), length)
+    return Alignment(torch.from_numpy(matrix).to(device), length)
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -271,7 +271,7 @@ def distill(student, tokens, targets, alignment, dev, run, args):
         target = rows_of(targets, rows, args.device)  # h^T [N, D_T]
         if args.objective == "kd":
             if alignment:
-                target = alignment.length * F.normalize(target @ alignment.matrix.to(target), dim=1)
+                target = alignment.length * F.normalize(target @ alignment.matrix, dim=1)
             loss = mse_loss(projected, target)
         else:
             keys = bank.embeddings()
@@ -413,7 +413,7 @@ def build_student(encoder, sentences, targets, args):
     if args.align:
         rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
         own = encode(embed, encoder, [sentences[row] for row in rows], title="alignment")
-        alignment = align(targets[rows], own)
+        alignment = align(targets[rows], own, args.device)
     torch.manual_seed(args.seed)  # M starts at random
     dimension = targets.shape[1]
     in_student_space = args.align and args.objective == "kd"

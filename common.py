@@ -27,7 +27,6 @@ import huggingface_hub
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -108,12 +107,15 @@ def read_rows(path, parse, form):
             raise ValueError("it is empty")
 
 
-def columns(text, at):
-    """The fields at these positions of a tab-separated line. Raises ValueError if one is empty."""
+def columns(text, at, only=True):
+    """The fields at these positions of a tab-separated line, which has no others if `only`.
+
+    Raises ValueError for another number of columns, or an empty one.
+    """
     fields = text.split("\t")
     picked = [fields[i].strip() for i in at if i < len(fields)]
-    if len(picked) < len(at) or not all(picked):
-        raise ValueError(f"{len(fields)} tab-separated columns, some missing or empty")
+    if len(picked) < len(at) or not all(picked) or (only and len(fields) > len(at)):
+        raise ValueError(f"{len(fields)} tab-separated columns, some missing, empty or too many")
     return picked
 
 
@@ -160,7 +162,7 @@ def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
     """
 
     def parse(text):
-        first, second, score = columns(text, at)
+        first, second, score = columns(text, at, only=at == (0, 1, 2))
         return None if score.endswith("score") else (first, second, read_score(score, low, high))
 
     form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
@@ -193,7 +195,7 @@ def read_sts_year(folder):
     pairs = []
     for sentences in sorted(folder.glob("STS.input.*.txt")):
         gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
-        texts = list(read_rows(sentences, lambda text: columns(text, (0, 1)), form))
+        texts = list(read_rows(sentences, lambda text: columns(text, (0, 1), only=False), form))
         scores = list(read_rows(gold, lambda text: text and read_score(text), form))
         if len(texts) != len(scores):
             raise DataError(f"{gold}: {len(scores)} lines for {len(texts)} pairs; {form}")
@@ -216,7 +218,7 @@ def write_json(path, content):
 
 def replace_file(path, write):
     """write(new path), then the new file takes the place of `path`, whole, whatever happens."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:
         write(new)
         with open(new, "rb+") as file:
@@ -373,6 +375,9 @@ def load_encoder(name, pooling=None, layers=None, default="mean"):
         known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
         given = pooling
         pooling, heads, normalize = stated or (pooling or (known + [default])[0], [], False)
+        own = getattr(getattr(model, "pooler", None), "dense", None)
+        if heads and own and torch.equal(heads[0].linear.weight, own.weight):
+            heads[0].linear = own  # the model's pooler, which training keeps the same
         if pooling == "pooler":
             dense = getattr(model, "pooler", None) and model.pooler.dense
             if given and not dense:
@@ -416,7 +421,10 @@ def load_transformer(folder):
     limits = read_json(folder / "sentence_bert_config.json", {})
     if limits.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
         raise ValueError("it states do_lower_case, which its tokenizer does not do")
-    return model.float(), tokenizer
+    model = model.float()
+    for value in [*model.parameters(), *model.buffers()]:
+        value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
+    return model, tokenizer
 
 
 def keep_layers(name, model, layers):
@@ -661,12 +669,19 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     """
     tokens = Tokens(teacher, texts, max_length)
     read = [hashlib.sha256(array).hexdigest() for array in (tokens.ids, tokens.starts)]
-    settings = [what, precision, teacher.pooling, teacher.normalize, str(teacher)]
+    shape = [str(teacher), teacher.model.config.to_json_string()]
+    settings = [what, precision, teacher.pooling, teacher.normalize, shape]
     key = fingerprint([settings, fingerprint(teacher), read])
     path = cache_folder() / f"teacher-{key[:32]}.npy"
 
     def write(new):
-        array = partial(np.lib.format.open_memmap, new, "w+")
+        def array(shape, dtype):
+            vectors = np.lib.format.open_memmap(new, "w+", dtype, shape)
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash later
+                with open(new, "rb+") as file:
+                    os.posix_fallocate(file.fileno(), 0, os.path.getsize(new))
+            return vectors
+
         encode(embed, teacher, texts, max_length, precision, "teacher", array)
 
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
@@ -753,6 +768,20 @@ def own_rows(rows):
     return own if len(own) > 0 else rows[:1]
 
 
+class AllGather(torch.autograd.Function):
+    """The tensors of all processes. Backward: the sum of their gradients, which are equal."""
+
+    @staticmethod
+    def forward(context, own):
+        parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+        dist.all_gather(parts, own)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(context, *gradients):
+        return WORLD_SIZE * gradients[RANK]
+
+
 def gather(own, total):
     """What each process has of its own_rows(), [n, ...] -> that of all processes, [total, ...].
 
@@ -763,7 +792,7 @@ def gather(own, total):
         return own
     sizes = [len(part) for part in np.array_split(range(total), WORLD_SIZE)]
     padded = torch.cat([own, own.new_zeros(max(sizes), *own.shape[1:])])[: max(sizes)]
-    parts = dist.nn.functional.all_gather(padded)
+    parts = AllGather.apply(padded)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
 
@@ -848,7 +877,8 @@ class Run:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
             log.touch()
-            os.truncate(log, self.state["log_bytes"])  # what follows is written again
+            # What follows is written again.
+            os.truncate(log, min(log.stat().st_size, self.state["log_bytes"]))
         wait_for_all()
 
     @property
@@ -958,7 +988,7 @@ class Run:
         """Load what checkpoint() has written."""
         path = self.folder / WRITTEN[0]
         with reading(path, "it must be the checkpoint of this run; --overwrite begins again"):
-            tensors = load_file(path)
+            tensors = {name: value.clone() for name, value in load_file(path).items()}
             moments = {}
             for key in list(tensors):
                 kind, number, name = (key.split(".") + [""])[:3]
@@ -1102,6 +1132,7 @@ def load_student(args, default="mean"):
     One that is cut to --student-layers has no dropout, unless --dropout is given.
     """
     pooling = args.pooling if args.student else args.pooling or args.teacher_pooling
+    default = default if args.student else "mean"  # as the teacher that it is cut from
     encoder = load_encoder(args.student or args.teacher, pooling, args.student_layers, default)
     if encoder.pooling not in POOLINGS:
         raise DataError(f"{args.student}: pools several layers; choose another --pooling")

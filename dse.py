@@ -310,7 +310,7 @@ def metrics(logits, labels, task):
         values = {name: functions[name](logits.ravel(), labels).statistic for name in functions}
     else:
         predicted = logits.argmax(axis=1)
-        values = {"accuracy": (predicted == labels).mean()}
+        values = {"accuracy": (predicted == labels).mean() + 0 * logits.sum()}  # NaN stays NaN
     if task in ("mrpc", "qqp"):
         both = (predicted & labels).sum()
         values["F1"] = 2 * both / max(1, predicted.sum() + labels.sum())

@@ -66,7 +66,7 @@ def hsic(gram_x, gram_s):
     to 0 for independent X and S as l grows.
     """
     l = len(gram_x)
-    centering = torch.eye(l).to(gram_x) - 1 / l  # H
+    centering = torch.eye(l, dtype=gram_x.dtype, device=gram_x.device) - 1 / l  # H
     return torch.trace(gram_x @ centering @ gram_s @ centering) / l**2
 
 

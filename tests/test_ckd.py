@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import cosine, demo_sentences, dev_scores, losses
+from conftest import DEMO, cosine, demo_sentences, dev_scores, losses
 from conftest import rows as log_rows
 
 import ckd
@@ -153,7 +153,7 @@ def test_alignment_finds_the_rotation_between_two_spaces():
     student = random.normal(size=(50, 4)).astype(np.float32)
     rotation = np.linalg.qr(random.normal(size=(7, 4)))[0]  # orthonormal columns
     teacher = student @ rotation.T.astype(np.float32)
-    found = ckd.align(teacher, student)
+    found = ckd.align(teacher, student, "cpu")
     assert np.abs(teacher @ found.matrix.numpy() - student).max() < 1e-5
     assert found.length == pytest.approx(np.linalg.norm(student, axis=1).mean(), rel=1e-6)
 
@@ -343,6 +343,15 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
     assert "nan" in line
     weights = common.load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, tmp_path):
+    """A folder without modules.json is pooled by a mean, as a teacher and as its own student."""
+    models = ("--teacher", models_folder / "bert", "--student-layers", "0,2", "--queue-size", 8)
+    data = ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv", "--batch-size", 8)
+    call_main(ckd, *models, *data, "--max-steps", 1, "--output", tmp_path / "out")
+    encoder = common.load_encoder(tmp_path / "out")
+    assert (encoder.pooling, len(encoder.heads)) == ("mean", 0)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_ckd_stage_1(train, more):
         alignment = None
         if args.align:
             student = ckd.Student(encoder)
-            alignment = ckd.Alignment(torch.zeros(WIDE, 32), 1.0)
+            alignment = ckd.Alignment(torch.zeros(WIDE, 32).to("cuda"), 1.0)
         ckd.distill(student, tokens, targets_of(SENTENCES), alignment, {}, run, args)
 
     train(loop, ckd, "--student", "any", "--queue-size", 16, *more)

@@ -285,6 +285,11 @@ def test_metrics_are_those_counted_by_hand():
     assert dse.metrics(scores, gold, "stsb") == expected
 
 
+def test_logits_that_are_not_numbers_have_no_score():
+    logits = np.full((3, 2), np.nan)
+    assert math.isnan(dse.metrics(logits, np.array([0, 0, 1]), "qnli")["accuracy"])
+
+
 # ---- training
 
 

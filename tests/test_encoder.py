@@ -183,6 +183,13 @@ def without_words(tokenizer):
     tokenizer["model"]["vocab"] = renamed
 
 
+def test_a_saved_pooler_stays_the_models_own(models_folder, tmp_path):
+    """Stage 2 trains both: no reader finds the pooler of stage 1."""
+    common.save_encoder(load_encoder(models_folder / "bert", pooling="pooler"), tmp_path)
+    encoder = load_encoder(tmp_path)
+    assert encoder.heads[0].linear is encoder.model.pooler.dense
+
+
 SILENTLY_WRONG = {  # what is changed in the folder "pooler", what the error must say
     "lacks a weight": ({WEIGHTS: lambda tensors: tensors.pop(LAYER_1)}, LAYER_1),
     "not a number": ({WEIGHTS: lambda tensors: tensors[WORDS].fill_(math.nan)}, WORDS),

@@ -18,6 +18,7 @@ FILES = {
     "far.tsv": b"a\tb\t1\na\tb\t7\n",
     "equal.tsv": b"a\tb\t1\nc\td\t1\n",
     "one.tsv": b"a boy\n",
+    "four.tsv": b"a boy\ta girl\t3\t5\n",
     "broken.tar": b"no tar",
     "pointer.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
     "page.txt": b"<html>\n<body>\n<p>text</p>\n",
@@ -73,6 +74,8 @@ TABLE = [
     ("congen", f"{CKD} --queue-size 1", "queue"),
     ("congen", f"{CKD} --alpha 1.5", "--alpha"),
     ("congen", f"{CKD} --pairs {{one.tsv}}", "one.tsv:1"),
+    ("congen", f"{CKD} --pairs {DEMO}/dev.tsv", "dev.tsv:1"),
+    ("ckd", f"{CKD} --dev {{four.tsv}}", "four.tsv:1: 4 tab-separated columns"),
     ("congen", f"{CKD} --train {{single.txt}}", "queue"),
     # ibkd.py and eval_retrieval.py
     ("ibkd", f"{CKD} --beir {DEMO}/beir", "--task dr"),
