@@ -1,11 +1,12 @@
-"""Every run that the pages of results/ rest on. Runs what is missing, and keeps a line of each.
+"""The runs that the pages of results/ rest on. Runs what is missing, and keeps a line of each.
 
   python results/runs.py --data FOLDER                     all of them: a day on two cores
   python results/runs.py --data FOLDER --only KD-0 KD-1    some of them
 
 FOLDER has unlabeled.txt, pairs.en-de.tsv, and the folders senteval, glue and retrieval/qnli. A run
 has its folder in runs/, and its line in results/data/PAGE.jsonl: name, command, commit, seed,
-machine, and the table of scores that it has printed. A run that has a line is not run again.
+machine, and the table of scores that it has printed. A run that has a line is not run again; one
+that has none has not been run yet.
 """
 
 import argparse
@@ -55,7 +56,7 @@ LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5"
 INT8 = "python -m extras.quantize --senteval $DATA/senteval"
-BENCHMARK = "python -m extras.benchmark --train $FIRST20K"
+BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
 STAGE_2 = (
@@ -140,15 +141,6 @@ RUNS = [  # page, name, seeds, command
     ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
     ("int8", "int8-one-layer", ONE, f"{INT8} runs/KD-one-layer"),
     ("speed", "speed-training", ONE, f"{BENCHMARK} --only train"),
-    ("speed", "speed-six-layers", ONE, f"{BENCHMARK} --only encode"),
-    (
-        "speed",
-        "speed-three-layers",
-        ONE,
-        f"{BENCHMARK} --only encode --teacher runs/KD-three-layers",
-    ),
-    ("speed", "speed-two-layers", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-two-layers"),
-    ("speed", "speed-one-layer", ONE, f"{BENCHMARK} --only encode --teacher runs/KD-one-layer"),
     (
         "transfer",
         "transfer",
