@@ -375,17 +375,14 @@ def load_encoder(name, pooling=None, layers=None, default="mean"):
         known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
         given = pooling
         pooling, heads, normalize = stated or (pooling or (known + [default])[0], [], False)
-        own = getattr(getattr(model, "pooler", None), "dense", None)
-        if heads and own and torch.equal(heads[0].linear.weight, own.weight):
-            heads[0].linear = own  # the model's pooler, which training keeps the same
+        dense = getattr(getattr(model, "pooler", None), "dense", None)
+        if heads and dense and torch.equal(heads[0].linear.weight, dense.weight):
+            heads[0].linear = dense  # the model's pooler, which training keeps the same
         if pooling == "pooler":
-            dense = getattr(model, "pooler", None) and model.pooler.dense
             if given and not dense:
                 raise ValueError("it has no pooler")
             pooling, heads = "cls", [dense_head(dense, nn.Tanh())] if dense else []
-        prompts = read_json(folder / "config_sentence_transformers.json", {})
-        name_of_prompt = prompts.get("default_prompt_name")
-        prompt = "" + prompts["prompts"][name_of_prompt] if name_of_prompt else ""
+        prompt = default_prompt(folder)
         max_length = longest_input(place, model, tokenizer)
     return Encoder(model, tokenizer, pooling, heads, normalize, prompt, max_length)
 
@@ -454,6 +451,13 @@ def number_layer(layer, position):
     for part in layer.modules():
         if hasattr(part, "layer_idx"):
             part.layer_idx = position
+
+
+def default_prompt(folder):
+    """What sentence-transformers puts before each text of this folder; "" if nothing."""
+    stated = read_json(folder / "config_sentence_transformers.json", {})
+    name = stated.get("default_prompt_name")
+    return "" + stated["prompts"][name] if name else ""
 
 
 def read_modules(folder, entries):
