@@ -163,41 +163,14 @@ class Student(nn.Module):
 
 import numpy as np
 
-from common import (
-    DEMO,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Run,
-    Tokens,
-    add_data_options,
-    add_model_options,
-    add_run_options,
-    autocast,
-    average_gradients,
-    batches,
-    count,
-    count_or_none,
-    encode,
-    evaluation_sets,
-    gather,
-    load_student,
-    load_teacher,
-    note,
-    own_rows,
-    positive,
-    read_triplets,
-    reload_student,
-    resolve,
-    rows_of,
-    run_main,
-    save_encoder,
-    set_learning_rate,
-    spearman,
-    step_seed,
-    teacher_embeddings,
-    training_sentences,
-)
+from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import add_data_options, add_model_options, add_run_options
+from common import count, count_or_none, positive
+from common import evaluation_sets, read_triplets, resolve, training_sentences
+from common import load_student, load_teacher, reload_student, save_encoder
+from common import encode, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
+from common import rows_of, set_learning_rate, step_seed
 
 
 class Alignment(NamedTuple):
@@ -360,23 +333,10 @@ def parse_args():
     sizes = "52M parameters, else 5e-5; 4.2"
     add("--finetune-lr", type=positive, help=f"stage 2 (default: 1e-5 for {sizes})")
     add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125, patience=3)
-    args = parser.parse(
-        demo=dict(
-            teacher=MINILM,
-            student_layers="1,3,5",
-            train=f"{DEMO}/sentences.txt",
-            dev=f"{DEMO}/dev.tsv",
-            triplets=f"{DEMO}/triplets.csv",
-            output="runs/ckd-demo",
-            epochs=1,
-            batch_size=64,
-            lr=1e-4,
-            eval_steps=100,
-            finetune_epochs=1,
-            finetune_batch_size=64,
-            finetune_lr=2e-5,
-        )
-    )
+    demo = dict(teacher=MINILM, student_layers="1,3,5", output="runs/ckd-demo", eval_steps=100)
+    demo |= dict(train=f"{DEMO}/sentences.txt", dev=f"{DEMO}/dev.tsv", epochs=1, batch_size=64)
+    demo |= dict(lr=1e-4, triplets=f"{DEMO}/triplets.csv", finetune_epochs=1)
+    args = parser.parse(demo | dict(finetune_batch_size=64, finetune_lr=2e-5))
     if args.stage is None:
         args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
     args.triplets = args.triplets or "nli_for_simcse.csv"

@@ -729,19 +729,15 @@ def spearman(encode_texts, sets):
     encode_texts(n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and the mean
     of all but "dev" as "avg", where there are several.
     """
-    sides = [side for pairs in sets.values() for side in list(zip(*pairs))[:2]]
-    texts = dict.fromkeys(text for side in sides for text in side)
-    number = {text: position for position, text in enumerate(texts)}
+    texts = dict.fromkeys(text for pairs in sets.values() for pair in pairs for text in pair[:2])
     vectors = encode_texts(list(texts))
-    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
     scores = {}
     for name, pairs in sets.items():
-        if len({score for _, _, score in pairs}) < 2:
+        gold = [score for _, _, score in pairs]
+        if len(set(gold)) < 2:
             raise DataError(f"{name}: {len(pairs)} pairs without two different scores")
-        first, second, gold = zip(*pairs)
-        first = vectors[[number[text] for text in first]]
-        second = vectors[[number[text] for text in second]]
-        cosine = (first * second).sum(axis=1)
+        cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
         if np.ptp(cosine) == 0:
             raise DataError(f"{name}: all cosines are equal; is the model or its tokenizer broken?")
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
@@ -772,31 +768,21 @@ def own_rows(rows):
     return own if len(own) > 0 else rows[:1]
 
 
-class AllGather(torch.autograd.Function):
-    """The tensors of all processes. Backward: the sum of their gradients, which are equal."""
-
-    @staticmethod
-    def forward(context, own):
-        parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
-        dist.all_gather(parts, own)
-        return tuple(parts)
-
-    @staticmethod
-    def backward(context, *gradients):
-        return WORLD_SIZE * gradients[RANK]
-
-
 def gather(own, total):
     """What each process has of its own_rows(), [n, ...] -> that of all processes, [total, ...].
 
-    Backward sums the gradients of all processes, which compute the same loss, so that
-    average_gradients() gives the gradients of a single process.
+    Backward sums the gradients of all processes, which are equal, as all compute the same loss, so
+    that average_gradients() gives the gradients of a single process.
     """
     if WORLD_SIZE == 1:
         return own
     sizes = [len(part) for part in np.array_split(range(total), WORLD_SIZE)]
     padded = torch.cat([own, own.new_zeros(max(sizes), *own.shape[1:])])[: max(sizes)]
-    parts = AllGather.apply(padded)
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded.detach())
+    if padded.requires_grad:
+        padded.register_hook(lambda gradient: WORLD_SIZE * gradient)
+    parts[RANK] = padded
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
 

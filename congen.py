@@ -143,41 +143,14 @@ class InstanceQueue(nn.Module):
 
 import numpy as np
 
-from common import (
-    DEMO,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Run,
-    Tokens,
-    add_data_options,
-    add_model_options,
-    add_run_options,
-    autocast,
-    average_gradients,
-    batches,
-    columns,
-    count,
-    encode,
-    evaluation_sets,
-    fraction,
-    gather,
-    load_student,
-    load_teacher,
-    note,
-    own_rows,
-    positive,
-    read_rows,
-    reload_student,
-    rows_of,
-    run_main,
-    save_encoder,
-    set_learning_rate,
-    spearman,
-    step_seed,
-    teacher_embeddings,
-    training_sentences,
-)
+from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import add_data_options, add_model_options, add_run_options
+from common import count, fraction, positive
+from common import columns, read_rows, evaluation_sets, training_sentences
+from common import load_student, load_teacher, reload_student, save_encoder
+from common import encode, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
+from common import rows_of, set_learning_rate, step_seed
 
 DELETION_RATE = 0.1  # Table 6
 

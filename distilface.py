@@ -129,37 +129,14 @@ from itertools import islice
 
 from safetensors.torch import save_file
 
-from common import (
-    DEMO,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Run,
-    Tokens,
-    add_data_options,
-    add_dropout_option,
-    add_run_options,
-    autocast,
-    average_gradients,
-    batches,
-    count,
-    count_or_none,
-    encode,
-    evaluation_sets,
-    gather,
-    load_encoder,
-    own_rows,
-    positive,
-    reading,
-    run_main,
-    save_encoder,
-    save_module,
-    set_dropout,
-    set_learning_rate,
-    spearman,
-    step_seed,
-    training_sentences,
-)
+from common import DEMO, MINILM, ArgumentParser, DataError, reading, run_main
+from common import add_data_options, add_dropout_option, add_run_options
+from common import count, count_or_none, positive
+from common import evaluation_sets, training_sentences
+from common import load_encoder, save_encoder, save_module, set_dropout
+from common import encode, spearman
+from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows
+from common import set_learning_rate, step_seed
 
 
 def scores(encoder, sets):

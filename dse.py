@@ -171,39 +171,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import (
-    DEMO,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Run,
-    Tokens,
-    add_dropout_option,
-    add_run_options,
-    autocast,
-    average_gradients,
-    batches,
-    count,
-    encode,
-    fraction,
-    gather,
-    load_encoder,
-    note,
-    own_rows,
-    positive,
-    read_rows,
-    read_score,
-    reading,
-    replace_file,
-    resolve,
-    rows_of,
-    run_main,
-    save_encoder,
-    save_module,
-    set_dropout,
-    step_seed,
-    teacher_embeddings,
-)
+from common import DEMO, MINILM, ArgumentParser, DataError, reading, run_main
+from common import add_dropout_option, add_run_options
+from common import count, fraction, positive
+from common import read_rows, read_score, replace_file, resolve
+from common import load_encoder, save_encoder, save_module, set_dropout
+from common import encode, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
+from common import rows_of, step_seed
 
 MAX_LENGTH = 128  # tokens
 

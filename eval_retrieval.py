@@ -27,22 +27,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import (
-    POOLINGS,
-    RANK,
-    ArgumentParser,
-    DataError,
-    columns,
-    encode,
-    load_encoder,
-    read_rows,
-    reading,
-    refuse_overwriting,
-    resolve,
-    run_main,
-    table,
-    write_json,
-)
+from common import POOLINGS, RANK, ArgumentParser, DataError, run_main, table
+from common import columns, read_rows, refuse_overwriting, resolve, write_json
+from common import encode, load_encoder
 
 SIMILARITIES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
@@ -159,7 +146,8 @@ def search(queries, chunks, depth):
     """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
 
     queries [Q, D] and chunks, tensors [n, D] with the passages in their order, are comparable().
-    Of equal scores, that of the first passage ranks first.
+    Passages with the same score rank in the order of the corpus; if the depth cuts through them,
+    any of them may be left out.
     """
     best = queries.new_empty(len(queries), 0)  # scores
     numbers = best.long()  # of their passages
@@ -278,22 +266,6 @@ def training_rows(data, negatives):
         for number, score in data.answers[name].items()
         if score != LEFT_OUT
     ]
-
-
-def read_negatives(path, data, count):
-    """Tab-separated query-id and passage-ids -> Q lists of `count` numbers. Raises DataError."""
-
-    def parse(line):
-        query, *names = line.split("\t")
-        negatives = [data.numbers[name] for name in names[:count]]
-        if len(negatives) < count or data.answers.get(query, {}).keys() & negatives:
-            raise ValueError(f"query {query!r} has too few passages, or one that answers it")
-        return query, negatives
-
-    form = f"each training query must have a line: its id and {count} passage-ids, with tabs"
-    rows = dict(read_rows(path, parse, form))
-    with reading(path, form):
-        return [rows[query] for query in data.queries]
 
 
 # --------------------------------------------------------------------------------------------------

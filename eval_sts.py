@@ -18,25 +18,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import (
-    POOLINGS,
-    ArgumentParser,
-    DataError,
-    columns,
-    encode,
-    load_encoder,
-    number,
-    read_rows,
-    read_scored_pairs,
-    read_sts,
-    reading,
-    refuse_overwriting,
-    resolve,
-    run_main,
-    spearman,
-    table,
-    write_json,
-)
+from common import POOLINGS, ArgumentParser, DataError, reading, run_main, table
+from common import number
+from common import columns, read_rows, read_scored_pairs, read_sts, write_json, refuse_overwriting
+from common import resolve
+from common import load_encoder
+from common import encode, spearman
 
 JOINS = {  # of several layers [N, L, H], token by token
     "mean": lambda layers: torch.stack(layers).mean(dim=0),

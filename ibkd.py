@@ -158,42 +158,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common import (
-    DEMO,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Run,
-    Tokens,
-    add_data_options,
-    add_model_options,
-    add_run_options,
-    autocast,
-    average_gradients,
-    batches,
-    count,
-    encode,
-    evaluation_sets,
-    gather,
-    load_student,
-    load_teacher,
-    number,
-    own_rows,
-    positive,
-    read_triplets,
-    reload_student,
-    resolve,
-    rows_of,
-    run_main,
-    save_encoder,
-    set_learning_rate,
-    spearman,
-    step_seed,
-    teacher_embeddings,
-    to_device,
-    training_sentences,
-    weight,
-)
+from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import add_data_options, add_model_options, add_run_options
+from common import count, number, positive, weight
+from common import evaluation_sets, read_triplets, resolve, training_sentences
+from common import load_student, load_teacher, reload_student, save_encoder
+from common import encode, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows, rows_of
+from common import set_learning_rate, step_seed, to_device
 
 PART = 32  # positives and hard negatives in a forward pass
 
@@ -341,12 +313,9 @@ def retrieval_task(teacher, args):
     texts = data.passages + list(data.queries.values())
     labels = np.empty(0)
     if args.stage != "distill":
-        if args.negatives:
-            negatives = retrieval.read_negatives(args.negatives, data, args.hard_negatives)
-        else:
-            vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-            settings = (args.hard_negatives, args.teacher_similarity, args.device)
-            negatives = retrieval.mine_hard_negatives(vectors, data, *settings)
+        vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
+        settings = (args.hard_negatives, args.teacher_similarity, args.device)
+        negatives = retrieval.mine_hard_negatives(vectors, data, *settings)
         labels = np.array(retrieval.training_rows(data, negatives))
 
     def search(encoder, similarity, split, passages, depth=1000):
@@ -411,9 +380,7 @@ def parse_args():
     add("--dev-queries", type=count, default=2000, help=f"they choose the best student {default})")
     add("--similarity", choices=("cosine", "dot"), default="cosine", help=f"of a search {default})")
     add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
-    add("--hard-negatives", type=count, default=8, help=f"per query, stage 2 {default}; 4.3)")
-    file = "hard negatives: query-id, passage-ids, with tabs (default: the teacher finds them)"
-    add("--negatives", metavar="FILE", help=file)
+    add("--hard-negatives", type=count, default=8, help=f"that the teacher finds {default}; 4.3)")
     add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500, patience=0)
     parser.set_defaults(**TABLE_1[parser.parse_known_args()[0].task])
     demo = dict(teacher=MINILM, student_layers="1,3,5", output="runs/ibkd-demo", eval_steps=50)

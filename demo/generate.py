@@ -11,11 +11,11 @@ little about it, so an encoder has to represent the meaning.
 
   python demo/generate.py [FOLDER]      writes these files, the same bytes every time:
 
-  sentences.txt                         10,000 distinct sentences, one per line
-  dev.tsv, test.tsv                     500 and 1,000 pairs: sentence, sentence, similarity
-  triplets.csv                          2,000 rows: sentence, rewording, hard negative
-  pairs.tsv                             the first two columns of the triplets
-  glue/STS-B/{train,dev,test}.tsv       2,500, 500 and 1,000 scored pairs, in GLUE's layout
+  sentences.txt                         6,400 distinct sentences, one per line
+  dev.tsv, test.tsv                     500 pairs each: sentence, sentence, similarity
+  triplets.csv                          1,000 rows: sentence, rewording, hard negative
+  pairs.tsv                             the first two columns of 500 triplets
+  glue/STS-B/{train,dev,test}.tsv       1,200, 250 and 250 scored pairs, in GLUE's layout
   beir/                                 600 passages, 200 train and 60 test queries, as in BEIR
 """
 
@@ -340,22 +340,22 @@ def main():
     folder = parser.parse_args().folder
 
     dev = scored_pairs(500, seed=1)
-    test = scored_pairs(1000, seed=2)
+    test = scored_pairs(500, seed=2)
     write_columns(folder / "dev.tsv", dev)
     write_columns(folder / "test.tsv", test)
-    write(folder / "sentences.txt", sentences(10_000, held_out=dev + test))
+    write(folder / "sentences.txt", sentences(6_400, held_out=dev + test))
 
-    rows = triplets(2000)
+    rows = triplets(1000)
     with open(folder / "triplets.csv", "w", encoding="utf-8", newline="") as file:
         header = ("sent0", "sent1", "hard_neg")
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    write_columns(folder / "pairs.tsv", [row[:2] for row in rows])
+    write_columns(folder / "pairs.tsv", [row[:2] for row in rows[:500]])
 
     header = ("sentence1", "sentence2", "score")
     glue = folder / "glue/STS-B"
-    write_columns(glue / "train.tsv", [header, *scored_pairs(2500, seed=5)])
-    write_columns(glue / "dev.tsv", [header, *dev])
-    write_columns(glue / "test.tsv", [header, *test])
+    write_columns(glue / "train.tsv", [header, *scored_pairs(1200, seed=5)])
+    write_columns(glue / "dev.tsv", [header, *dev[:250]])
+    write_columns(glue / "test.tsv", [header, *test[:250]])
 
     passages, queries = retrieval(600, query_count=260)
     write_beir(folder / "beir", passages, queries, train_count=200)

@@ -22,9 +22,16 @@ SMALL = {
     "all sentences": "KD-three-layers",
     "all sentences, then M": "own-then-M",
     "all sentences, then NLI": "own-then-NLI",
+    "M, then own": "M-then-own",
     "20,000 sentences": "KD-0",
+    "20,000 sentences, layers 0, 3, 5": "layers-0-3-5",
+    "20,000 sentences, layers 1, 4, 5": "layers-1-4-5",
+    "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
-AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 182_049: "KD-three-layers"}
+AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 50_048: "KD-782-steps", 182_049: "KD-three-layers"}
+SEARCH = {"stage 1": "search-stage-1", "stages 1 and 2": "search-stage-2"}
+TRANSFER = ("teacher", "KD", "CKD", "ConGen", "IBKD")
+LANGUAGE = ("teacher", "student after ConGen")
 
 
 def read_runs():
@@ -116,6 +123,47 @@ def small():
     columns = ["dev", *STS, "avg"]
     cells = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in rows.items()]
     return markdown(["student", "STS-B dev", *columns[1:]], cells)
+
+
+def final_rows(runs):
+    """The rows of the first of {title: run}, and the last row of each, with its title."""
+    *before, _ = RUNS[next(iter(runs.values()))].items()
+    rows = dict(before) | {title: last_row(RUNS[run]) for title, run in runs.items()}
+    columns = [key for key in last_row(rows) if key not in ("dev", "test", "bytes")]
+    cells = [
+        [name, *[f"{row[key]:.2f}" if key in row else "" for key in columns]]
+        for name, row in rows.items()
+    ]
+    return markdown(["model", *columns], cells)
+
+
+def pairs(task):
+    """DSE with each of two teachers, and the labels alone."""
+    weak = final_rows({"student": f"DSE-{task}", "labels alone": f"DSE-{task}-labels"})
+    return weak
+
+
+def no_teacher():
+    return methods("", ("DistilFACE",))
+
+
+def renamed(run, names):
+    """The rows of a table that a program has printed, under other names."""
+    return dict(zip(names, RUNS[run].values()))
+
+
+def language():
+    rows = renamed("en-de-before", ["student before"]) | renamed("en-de-test", LANGUAGE)
+    columns = list(rows["teacher"])
+    cells = [[name, *[f"{row[key]:.1f}" for key in columns]] for name, row in rows.items()]
+    return markdown(["model", *columns], cells)
+
+
+def transfer():
+    rows = renamed("transfer", TRANSFER)
+    columns = list(rows["teacher"])
+    cells = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in rows.items()]
+    return markdown(["model", *columns], cells)
 
 
 def printed(run):

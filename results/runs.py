@@ -18,7 +18,6 @@ import shlex
 import string
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -27,7 +26,8 @@ from safetensors import safe_open
 DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
 
-# $T and $M are the teachers, $DATA the folder of the data, $FIRST20K its first 20,000 sentences.
+# $T and $M are the teachers, $DATA the folder of the data, $FIRST20K its first 20,000 sentences,
+# $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others.
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
 STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
@@ -148,11 +148,28 @@ RUNS = [  # page, name, seeds, command
         "python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 "
         "--senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC",
     ),
+    (
+        "language",
+        "en-de",
+        ONE,
+        f"python congen.py {CUT} --head identity --pairs $EN_DE --epochs 3 --batch-size 64 "
+        "--eval-steps 415 --senteval $DATA/senteval --skip-test",
+    ),
+    ("language", "en-de-test", ONE, "python eval_sts.py $T runs/en-de --translations $EN_DE_TEST"),
+    (
+        "language",
+        "en-de-before",
+        ONE,
+        "python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST",
+    ),
     ("pairs", "DSE-M-stsb", ONE, f"{STSB} {STRONG}"),
     ("pairs", "DSE-M-mrpc", ONE, f"{MRPC} {STRONG}"),
 ]
 
-TRAINS = re.compile(r"python (\w+\.py|-m extras\.baselines)")  # a command that trains
+PARTS = dict(
+    FIRST20K="runs/first20k.txt", EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv"
+)
+TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")  # a command that trains
 
 
 def all_runs():
@@ -165,11 +182,29 @@ def all_runs():
             yield page, run, seed, command + options
 
 
-def expand(command, data, first):
-    """The words of a command, with $T, $M, $DATA and $FIRST20K replaced."""
-    places = dict(T=os.environ.get("T", T), M=os.environ.get("M", M), DATA=data, FIRST20K=first)
-    words = shlex.split(string.Template(command).substitute(places))
+def expand(command, data):
+    """The words of a command, with $T, $M, $DATA and the files of write_parts() replaced."""
+    places = dict(T=os.environ.get("T", T), M=os.environ.get("M", M), DATA=data)
+    words = shlex.split(string.Template(command).substitute(places | PARTS))
     return [sys.executable if word == "python" else word for word in words]
+
+
+def write_parts(data):
+    """Write the files of PARTS from those of the folder `data`."""
+    Path("runs").mkdir(exist_ok=True)
+    sentences = read_lines(f"{data}/unlabeled.txt")
+    write_lines(PARTS["FIRST20K"], sentences[:20_000])
+    translations = read_lines(f"{data}/pairs.en-de.tsv")
+    write_lines(PARTS["EN_DE"], translations[:-1000])
+    write_lines(PARTS["EN_DE_TEST"], translations[-1000:])
+
+
+def read_lines(path):
+    return Path(path).read_bytes().splitlines(keepends=True)
+
+
+def write_lines(path, lines):
+    Path(path).write_bytes(b"".join(lines))
 
 
 def machine():
@@ -214,10 +249,7 @@ def main():
     parser.add_argument("--data", required=True, help="folder of the data")
     parser.add_argument("--only", nargs="+", metavar="RUN", help="names of runs")
     args = parser.parse_args()
-    first = Path("runs/first20k.txt")
-    first.parent.mkdir(exist_ok=True)
-    with open(Path(args.data) / "unlabeled.txt", encoding="utf-8", newline="\n") as file:
-        first.write_text("".join(islice(file, 20_000)), "utf-8")
+    write_parts(args.data)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     DATA.mkdir(exist_ok=True)
     for page, run, seed, command in all_runs():
@@ -226,7 +258,7 @@ def main():
         if f'"run": "{run}"' in done or (args.only and run not in args.only):
             continue
         print(command, flush=True)
-        scores = execute(run, command, expand(command, args.data, first))
+        scores = execute(run, command, expand(command, args.data))
         if scores is None:
             print(f"{run}: failed", file=sys.stderr)
             continue

@@ -6,14 +6,18 @@ The teacher comes from its pip package, the data from ../shared/data where that 
 import atexit
 import csv
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -95,6 +99,25 @@ def cosine(a, b):
     """The cosine of two lists of numbers, in plain Python."""
     dot = sum(x * y for x, y in zip(a, b))
     return dot / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+
+
+def infonce(anchors, keys, tau, own_keys=None):
+    """The mean of -log( exp(cos(a_i, k_i) / tau) / sum_j exp(cos(a_i, k_j) / tau) ), by loops.
+
+    own_keys: for each anchor, further keys that it alone is contrasted with.
+    """
+    total = 0.0
+    for i, anchor in enumerate(anchors):
+        all_keys = [*keys, *own_keys[i]] if own_keys else keys
+        exponentials = [math.exp(cosine(anchor, key) / tau) for key in all_keys]
+        total -= math.log(exponentials[i] / sum(exponentials))
+    return total / len(anchors)
+
+
+def random_rows(*shape, seed=0):
+    """Normally distributed numbers in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 @pytest.fixture(scope="session")
@@ -257,3 +280,61 @@ def fails(monkeypatch, capsys):
         return lines[-1]
 
     return call
+
+
+def check_student(script, folder, dev_file, best, printed):
+    """A run's folder holds its best student, for everybody -> its vectors of 20 sentences.
+
+    It has the best dev score, the table's last line and the card state it, and SentenceTransformer
+    computes the same vectors.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    encode = partial(common.encode, script.embed, common.load_encoder(folder))
+    dev = common.spearman(encode, {"dev": common.read_scored_pairs(dev_file)})["dev"]
+    assert dev == pytest.approx(best, abs=1e-4)
+    assert f"{dev:.2f}" in printed.splitlines()[-1]
+    assert f"{dev:.2f}" in (folder / "README.md").read_text()
+    vectors = encode(demo_sentences(20))
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(demo_sentences(20))
+    assert np.abs(theirs - vectors).max() < 1e-5
+    return vectors
+
+
+def outcome(run_folder):
+    """All that a run's training gives: losses, dev scores, and a digest of each file of weights."""
+    digests = {}
+    for path in run_folder.rglob("*.safetensors"):
+        if path.parent.name != "checkpoint":
+            name = str(path.relative_to(run_folder))
+            digests[name] = sha256(path.read_bytes()).hexdigest()
+    assert digests
+    return losses(run_folder), dev_scores(run_folder), digests
+
+
+@pytest.fixture
+def check_resume(call_main, monkeypatch, tmp_path):
+    """check_resume(ckd, "distill", 4, "--option", ...): nothing shows that a run was interrupted.
+
+    Stopped after this step's dev score and resumed, it prints the same table, logs the same losses
+    and dev scores, and writes the same bytes as a run that was left alone.
+    """
+
+    def check(script, stage, step, *options):
+        whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+        monkeypatch.setattr(common, "LOG_STEPS", 1)
+        table = call_main(script, *options, "--output", whole)
+        evaluate = common.Run.evaluate
+
+        def stop(run, number):
+            evaluate(run, number)
+            if (run.state["stage"], number) == (stage, step):
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(common.Run, "evaluate", stop)
+            call_main(script, *options, "--output", stopped)
+        assert call_main(script, *options, "--output", stopped, "--resume") == table
+        assert outcome(stopped) == outcome(whole)
+
+    return check

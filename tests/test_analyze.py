@@ -6,22 +6,15 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
 
 import common
 from extras import analyze
 
-pytest.importorskip("matplotlib")
+plt = pytest.importorskip("matplotlib.pyplot")
+plt.switch_backend("agg")
 
 PAIRS = [("a b c d e f", "u v w x y", 5.0), ("A B", "a c", 4.5), ("a b c d e", "v w x y z", 1.0)]
-
-
-@pytest.fixture
-def plt():
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("agg")
-    yield plt
-    plt.close("all")
 
 
 def random_unit_vectors(n, seed):
@@ -35,8 +28,6 @@ def distance(a, b):
 
 def cosines(folder, first, second):
     """As sentence-transformers computes them."""
-    from sentence_transformers import SentenceTransformer
-
     model = SentenceTransformer(str(folder), device="cpu")
     vectors = model.encode([*first, *second], normalize_embeddings=True).astype(float)
     return (vectors[: len(first)] * vectors[len(first) :]).sum(1)
@@ -74,7 +65,7 @@ def vectors(monkeypatch):
     return vectors
 
 
-def test_space_has_positives_above_4_and_each_sentence_once(vectors, plt):
+def test_space_has_positives_above_4_and_each_sentence_once(vectors):
     again = [*PAIRS, ("A B", "a c", 1.0)]  # no new sentence, and no positive
     numbers, figure = analyze.space(["one"], again, plt)
     distances = [distance(vectors[a], vectors[b]) for a, b, _ in PAIRS[:2]]
@@ -89,7 +80,7 @@ def test_space_has_positives_above_4_and_each_sentence_once(vectors, plt):
         assert line.get_xydata().tolist() == [[values["uniformity"], values["alignment"]]]
 
 
-def test_the_points_of_cosine_and_edits(vectors, plt):
+def test_the_points_of_cosine_and_edits(vectors):
     cosines = [pytest.approx(float(vectors[a] @ vectors[b])) for a, b, _ in PAIRS]
     _, figure = analyze.cosine(["one"], PAIRS, plt)
     [points] = figure.axes[0].collections
@@ -102,7 +93,7 @@ def test_the_points_of_cosine_and_edits(vectors, plt):
     assert numbers["gold score"] == pytest.approx(50)  # of the ranks 3 2 1 and 3 1 2
 
 
-def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(monkeypatch, plt):
+def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(monkeypatch):
     independent = np.random.default_rng(0).normal(size=(12_000, 4))
     spaces = {"independent": independent, "copies": independent[:, [0, 0, 0]] * [1, 5, -2]}
     monkeypatch.setattr(analyze, "unit_vectors", lambda model, rows: spaces[model][rows])
@@ -120,7 +111,7 @@ def write_run(folder, scores, **arguments):
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_a_curve_goes_on_where_a_stage_ends(plt, tmp_path):
+def test_a_curve_goes_on_where_a_stage_ends(tmp_path):
     scores = [("distill", 0, 50), ("distill", 4, 52), ("finetune", 0, 52), ("finetune", 3, 54)]
     write_run(tmp_path / "run", scores)
     numbers, figure = analyze.curve([tmp_path / "run"], None, plt)
@@ -128,7 +119,7 @@ def test_a_curve_goes_on_where_a_stage_ends(plt, tmp_path):
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 4, 4, 7]
 
 
-def test_data_averages_runs_of_the_same_number(plt, call_main, fails, tmp_path):
+def test_data_averages_runs_of_the_same_number(call_main, fails, tmp_path):
     for size, queue, step, dev in ((64, 0, 200, 81.5), (64, 8, 50, 78), (32, 8, 100, 80)):
         scores = [("distill", 0, 50), ("distill", step // 2, dev), ("distill", step, dev - 1)]
         write_run(tmp_path / "runs" / f"{dev}", scores, batch_size=size, queue_size=queue)
@@ -162,7 +153,7 @@ def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_p
         expected = np.mean([2 - 2 * c for c, score in zip(similarity, gold) if score > 4])
         found = found["squared distances (IBKD)"]["alignment"]
         assert found == pytest.approx(expected, abs=1e-5)
-    elif figure in ("cosine", "speed"):
+    if figure in ("cosine", "speed"):
         expected = 100 * spearmanr(similarity, gold).statistic
         assert (found if figure == "cosine" else found["average"]) == pytest.approx(expected)
 

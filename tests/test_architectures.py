@@ -24,9 +24,7 @@ SIZES = dict(
 GROUPED = dict(num_key_value_heads=2, head_dim=8)
 CONFIGS = {
     "bert": ("BertConfig", SIZES),
-    "roberta": ("RobertaConfig", SIZES),
     "xlm-roberta": ("XLMRobertaConfig", SIZES),
-    "camembert": ("CamembertConfig", SIZES),
     "mpnet": ("MPNetConfig", SIZES),
     "electra": ("ElectraConfig", SIZES | dict(embedding_size=32)),
     "deberta-v2": ("DebertaV2Config", SIZES | dict(relative_attention=True)),
@@ -39,7 +37,7 @@ CONFIGS = {
     "t5": ("T5Config", dict(d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4)),
 }
 CUT = [name for name in CONFIGS if name not in ("albert", "t5")]
-SPECIAL_TOKENS = dict(bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3)
+TOKENS = dict(bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def build(tmp_path_factory):
         folder = tmp_path_factory.mktemp(name)
         tokenizer = word_tokenizer()
         torch.manual_seed(0)
-        config = getattr(transformers, kind)(vocab_size=len(tokenizer), **SPECIAL_TOKENS, **options)
+        config = getattr(transformers, kind)(vocab_size=len(tokenizer), **TOKENS, **options)
         transformers.AutoModel.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
@@ -73,25 +71,14 @@ def test_it_is_cut_trained_saved_and_read_by_everybody(build, tmp_path, name):
         optimizer.step()
     common.save_encoder(encoder, tmp_path / "out")
     ours = common.encode(ckd.embed, encoder, texts)
-    again = common.encode(ckd.embed, common.load_encoder(tmp_path / "out"), texts)
+    again = common.load_encoder(tmp_path / "out")
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
-    assert np.abs(ours - again).max() < 1e-6
+    assert np.abs(ours - common.encode(ckd.embed, again, texts)).max() < 1e-6
     assert np.abs(ours - theirs).max() < 1e-5
-    assert common.load_encoder(tmp_path / "out").model.config.num_hidden_layers == 2
+    assert again.model.config.num_hidden_layers == 2
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_a_decoder_teaches_a_bert(build, call_main, models_folder, files, tmp_path, name):
-    data = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--max-steps", 4]
-    teacher = ["--teacher", build(name), "--teacher-pooling", "lasttoken"]
-    student = ["--student", models_folder / "bert", "--eval-steps", 2, "--batch-size", 16]
-    printed = call_main(ckd, *data, *teacher, *student, "--output", tmp_path / "out")
-    assert "| teacher" in printed
-
-
-@pytest.mark.parametrize(
-    "name, layers", [("albert", "0,2"), ("t5", "0,2"), ("modernbert", "1,3"), ("bert", "0,4")]
-)
+@pytest.mark.parametrize("name, layers", [("albert", "0,2"), ("t5", "0,2"), ("modernbert", "1,3")])
 def test_what_cannot_be_cut_is_refused_before_training(build, fails, files, tmp_path, name, layers):
     """ALBERT has one layer, T5 a decoder, and ModernBERT's first layer lacks a norm."""
     data = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]

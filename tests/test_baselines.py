@@ -2,15 +2,13 @@
 
 import math
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import cosine, demo_sentences, dev_scores, losses, rows
-from sentence_transformers import SentenceTransformer
+from conftest import check_student, cosine, demo_sentences, dev_scores, losses, random_rows, rows
 from torch import nn
 
 import ckd
@@ -18,13 +16,8 @@ import common
 from extras import baselines
 
 
-def vectors(count, dimension, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, dimension, dtype=torch.float64, generator=generator)
-
-
 def test_patient_loss_is_the_distance_of_normalized_layers():
-    student, teacher = vectors(12, 5, 1).view(4, 3, 5), vectors(12, 5, 2).view(4, 3, 5)
+    student, teacher = random_rows(4, 3, 5, seed=1), random_rows(4, 3, 5, seed=2)
     expected = 0.0
     for sentence in range(4):
         for layer in range(3):
@@ -34,23 +27,23 @@ def test_patient_loss_is_the_distance_of_normalized_layers():
 
 
 def test_l2_dual_l2_and_skd_add_a_term_each():
-    control, generalize, reference = (vectors(6, 5, seed) for seed in (1, 2, 3))
+    control, generalize, reference = (random_rows(6, 5, seed=seed) for seed in (1, 2, 3))
     terms = [0.0, 0.0, 0.0]
     for con, gen, ref in zip(control.tolist(), generalize.tolist(), reference.tolist()):
         terms[0] += (2 - 2 * cosine(con, ref)) / 6
         terms[1] += (2 - 2 * cosine(gen, ref)) / 6
         terms[2] += (2 - 2 * cosine(con, gen)) / 6
-    l2 = baselines.l2_loss(control, reference)
-    dual = baselines.dual_l2_loss(control, generalize, reference)
-    skd = baselines.skd_loss(control, generalize, reference)
-    assert l2.item() == pytest.approx(terms[0], abs=1e-10)
-    assert dual.item() == pytest.approx(terms[0] + terms[1], abs=1e-10)
-    assert skd.item() == pytest.approx(sum(terms), abs=1e-10)
+    found = [
+        baselines.l2_loss(control, reference).item(),
+        baselines.dual_l2_loss(control, generalize, reference).item(),
+        baselines.skd_loss(control, generalize, reference).item(),
+    ]
+    assert found == pytest.approx([terms[0], terms[0] + terms[1], sum(terms)], abs=1e-10)
 
 
 @pytest.mark.parametrize("size", [5, 1])
 def test_crd_tells_the_teachers_embedding_of_a_sentence_from_those_of_others(size):
-    student, teacher = vectors(size, 4, 1), vectors(size, 4, 2)
+    student, teacher = random_rows(size, 4, seed=1), random_rows(size, 4, seed=2)
     negatives = max(1, size - 1)
     expected = 0.0
     for i, s in enumerate(student.tolist()):
@@ -64,13 +57,13 @@ def test_crd_tells_the_teachers_embedding_of_a_sentence_from_those_of_others(siz
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda x: baselines.patient_loss(x[:, None], vectors(4, 3, 2)[:, None]),
-        lambda x: baselines.skd_loss(x, 2 * x.flip(1), vectors(4, 3, 2)),
-        lambda x: baselines.crd_loss(x, vectors(4, 3, 2), 0.2),
+        lambda x: baselines.patient_loss(x[:, None], random_rows(4, 3, seed=2)[:, None]),
+        lambda x: baselines.skd_loss(x, 2 * x.flip(1), random_rows(4, 3, seed=2)),
+        lambda x: baselines.crd_loss(x, random_rows(4, 3, seed=2), 0.2),
     ],
 )
 def test_gradients(loss):
-    assert torch.autograd.gradcheck(loss, vectors(4, 3, 1).requires_grad_())
+    assert torch.autograd.gradcheck(loss, random_rows(4, 3, seed=1).requires_grad_())
 
 
 def test_principal_components_have_the_most_variance_of_the_normalized_embeddings():
@@ -108,14 +101,12 @@ METHODS["dual-l2"] = DECAY
 
 
 @pytest.fixture
-def train(monkeypatch, call_main, models_folder, files, tmp_path):
-    """Train four steps: half of "mean", which normalizes, learns from "wide", which does not."""
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
+def options(models_folder, files):
+    """Four steps: half of "mean", which normalizes, learns from "wide", which does not."""
     models = ("--student", models_folder / "mean", "--teacher", models_folder / "wide")
     data = ("--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--eval-steps", 2)
-    options = ("--student-layers", "0,2", "--epochs", 1, "--batch-size", SIZE, "--lr", LR)
-    more = ("--dimension", 8, "--patience", 0, "--output", tmp_path / "out")
-    return partial(call_main, baselines, *models, *data, *options, *more, "--method")
+    steps = ("--epochs", 1, "--batch-size", SIZE, "--lr", LR, "--patience", 0, "--dimension", 8)
+    return *models, *data, *steps, "--student-layers", "0,2"
 
 
 def states_of(encoder, texts):
@@ -184,63 +175,48 @@ def expected_losses(models_folder, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_four_steps_are_those_of_the_paper(train, monkeypatch, models_folder, tmp_path, method):
+def test_four_steps_are_those_of_the_paper(
+    call_main, options, monkeypatch, models_folder, files, tmp_path, method
+):
     expected = expected_losses(models_folder, method)
     if method == "pkd":
         monkeypatch.setattr(nn.utils, "clip_grad_norm_", None)  # it is not called
-    train(method)
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
     out = tmp_path / "out"
+    printed = call_main(baselines, *options, "--method", method, "--output", out)
     assert list(losses(out).values()) == pytest.approx(expected, rel=2e-5)
     rates = [row["lr"] for row in rows(out) if "lr" in row]
     assert rates == pytest.approx([LR * share for share in METHODS[method]], abs=1e-12)
-
-    encoder = common.load_encoder(out).eval()  # with its head, without projections
-    ours = common.encode(baselines.embed, encoder, demo_sentences(20))
-    theirs = SentenceTransformer(str(out), device="cpu").encode(demo_sentences(20))
-    assert ours.shape == (20, {"pkd": 32, "crd": 32, "hpd": 8}.get(method, 48))
-    assert encoder.normalize and np.abs(theirs - ours).max() < 1e-5
+    best = max(dev_scores(out).values())
+    vectors = check_student(baselines, out, files / "dev.tsv", best, printed)
+    assert vectors.shape == (20, {"pkd": 32, "crd": 32, "hpd": 8}.get(method, 48))
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5  # as "mean" states
 
 
 @pytest.mark.parametrize("method", ["pkd", "skd", "hpd"])
-def test_an_interrupted_run_resumes_to_the_same_losses(train, monkeypatch, tmp_path, method):
-    out = tmp_path / "out"
-    train(method, "--dropout", 0.1)
-    expected = losses(out), dev_scores(out)
-    log = common.Run.log
-
-    def interrupt(run, step, *sizes, **values):
-        log(run, step, *sizes, **values)
-        if step == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(common.Run, "log", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train(method, "--dropout", 0.1, "--overwrite")
-    monkeypatch.setattr(common.Run, "log", log)
-    assert len(losses(out)) == 3
-    train(method, "--dropout", 0.1, "--resume")
-    assert (losses(out), dev_scores(out)) == expected
+def test_a_resumed_run_is_the_same_run(check_resume, options, method):
+    check_resume(baselines, "distill", 2, *options, "--method", method, "--dropout", 0.1)
 
 
 def test_w_starts_as_the_identity_and_m_is_left_out_where_dimensions_agree(models_folder):
-    def projection(method):
-        encoder = common.load_encoder(models_folder / "bert")
-        teacher = common.load_encoder(models_folder / "mean")
+    encoder = common.load_encoder(models_folder / "bert")
+    projections = []
+    for method in ("pkd", "crd"):
         args = SimpleNamespace(method=method, seed=0, device="cpu")
-        return baselines.build_student(encoder, teacher, args).projection
+        projections.append(baselines.build_student(encoder, encoder, args).projection)
+    m, w = projections
+    assert isinstance(m, nn.Identity)
+    assert torch.equal(w.weight, torch.eye(32)) and w.bias is None
 
-    assert isinstance(projection("pkd"), nn.Identity)
-    assert torch.equal(projection("crd").weight, torch.eye(32)) and projection("crd").bias is None
+
+DEFAULTS = [
+    ("pkd", "sup-simcse-roberta-large", [20, 512, 64, 125, 3, 3e-4]),
+    ("skd", "unsup-simcse-roberta-large", [20, 128, 128, 512, 7, 3e-4]),
+    ("hpd", "sup-simcse-roberta-large", [10, 256, 128, 500, 0, 1e-4]),
+]
 
 
-@pytest.mark.parametrize(
-    "method, teacher, numbers",
-    [
-        ("pkd", "sup-simcse-roberta-large", [20, 512, 64, 125, 3, 3e-4]),
-        ("skd", "unsup-simcse-roberta-large", [20, 128, 128, 512, 7, 3e-4]),
-        ("hpd", "sup-simcse-roberta-large", [10, 256, 128, 500, 0, 1e-4]),
-    ],
-)
+@pytest.mark.parametrize("method, teacher, numbers", DEFAULTS)
 def test_defaults_are_those_of_the_methods_paper(monkeypatch, method, teacher, numbers):
     monkeypatch.setattr(sys, "argv", ["baselines.py", "--method", method, "--student", "x"])
     args = baselines.parse_args()
@@ -250,11 +226,10 @@ def test_defaults_are_those_of_the_methods_paper(monkeypatch, method, teacher, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["pkd", "crd"])
-def test_a_dozen_steps_bring_the_real_student_nearer(call_main, tmp_path, teacher, method):
-    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 of the demo's sentences."""
+def test_a_dozen_steps_bring_the_real_student_nearer(call_main, tmp_path, teacher):
+    """all-MiniLM-L6-v2 into its layers 1,3,5 on 768 of the demo's sentences, by CRD."""
     (tmp_path / "train.txt").write_text("\n".join(demo_sentences(768)), "utf-8")
     data = ("--train", tmp_path / "train.txt", "--output", tmp_path / "out")
-    call_main(baselines, "--demo", "--method", method, *data)
+    call_main(baselines, "--demo", "--method", "crd", *data)
     scores = list(dev_scores(tmp_path / "out").values())
     assert scores[-1] > scores[0] + 5

@@ -1,85 +1,59 @@
 """ckd.py: losses, bank and schedule against plain loops in float64; whole steps by hand; runs."""
 
-import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO, cosine, demo_sentences, dev_scores, losses
-from conftest import rows as log_rows
+from conftest import check_student, demo_sentences, dev_scores, infonce, losses, random_rows, rows
 
 import ckd
 import common
-
-TINY = ["--epochs", 2, "--batch-size", 32, "--eval-steps", 4, "--lr", 1e-3]
-
-
-def random_rows(count, dimension, seed):
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(count, dimension, dtype=torch.float64, generator=random)
-
-
-def infonce(anchors, keys, tau):
-    """The mean of -log( exp(cos(a_i, k_i) / tau) / sum_j exp(cos(a_i, k_j) / tau) ), by loops."""
-    total = 0.0
-    for i, anchor in enumerate(anchors):
-        exponentials = [math.exp(cosine(anchor, key) / tau) for key in keys]
-        total -= math.log(exponentials[i] / sum(exponentials))
-    return total / len(anchors)
-
+import congen
+import ibkd
 
 # ---- losses
 
 
 @pytest.mark.parametrize("queue_size", [0, 1, 11])
-def test_contrastive_distillation_is_equation_5(queue_size):
-    student, teacher = random_rows(6, 5, 1), random_rows(6, 5, 2)
-    queue = random_rows(queue_size, 5, 3) if queue_size else None
+@pytest.mark.parametrize("tau", [1, 0.07, 0.01])
+def test_contrastive_distillation_is_equation_5(queue_size, tau):
+    student, teacher = random_rows(6, 5, seed=1), random_rows(6, 5, seed=2)
+    queue = random_rows(queue_size, 5, seed=3) if queue_size else None
     keys = teacher.tolist() + (queue.tolist() if queue_size else [])
-    loss = ckd.contrastive_distillation_loss(student, teacher, queue, 0.07)
-    assert loss.item() == pytest.approx(infonce(student.tolist(), keys, 0.07), abs=1e-10)
-
-
-def test_a_student_equal_to_its_teacher_loses_nothing_as_temperature_falls():
-    teacher, queue = random_rows(8, 16, 1), random_rows(20, 16, 2)
-    found = [
-        ckd.contrastive_distillation_loss(3 * teacher, teacher, queue, tau).item()
-        for tau in (1, 0.1, 0.01)
-    ]
-    assert found[0] > found[1] > found[2]
-    assert found[2] < 1e-10
+    loss = ckd.contrastive_distillation_loss(student, teacher, queue, tau)
+    assert loss.item() == pytest.approx(infonce(student.tolist(), keys, tau), abs=1e-10)
 
 
 def test_supervised_contrast_is_equation_7():
-    anchor, positive, hard_negative = (random_rows(6, 5, seed) for seed in (1, 2, 3))
+    anchor, positive, hard_negative = (random_rows(6, 5, seed=seed) for seed in (1, 2, 3))
     keys = positive.tolist() + hard_negative.tolist()
     loss = ckd.supervised_contrastive_loss(anchor, positive, hard_negative, 0.05)
     assert loss.item() == pytest.approx(infonce(anchor.tolist(), keys, 0.05), abs=1e-10)
 
 
 def test_squared_error_is_equation_2_averaged_over_the_batch():
-    student, teacher = random_rows(4, 3, 1), random_rows(4, 3, 2)
+    student, teacher = random_rows(4, 3, seed=1), random_rows(4, 3, seed=2)
     total = 0.0
     for s, t in zip(student.tolist(), teacher.tolist()):
         total += sum((a - b) ** 2 for a, b in zip(s, t)) / 3
     assert ckd.mse_loss(student, teacher).item() == pytest.approx(total / 4, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda x: ckd.contrastive_distillation_loss(
-            x, random_rows(3, 4, 2), random_rows(5, 4, 3), 0.1
-        ),
-        lambda x: ckd.contrastive_distillation_loss(x, random_rows(3, 4, 2), None, 0.1),
-        lambda x: ckd.supervised_contrastive_loss(x, 2 * x.flip(1), x.flip(0), 0.1),
-        lambda x: ckd.mse_loss(x, random_rows(3, 4, 2)),
-    ],
-)
-def test_gradients(loss):
-    assert torch.autograd.gradcheck(loss, random_rows(3, 4, 1).requires_grad_())
+TEACHER, QUEUE = random_rows(3, 4, seed=2), random_rows(5, 4, seed=3)
+LOSSES = {
+    "ckd": lambda x: ckd.contrastive_distillation_loss(x, TEACHER, QUEUE, 0.1),
+    "no bank": lambda x: ckd.contrastive_distillation_loss(x, TEACHER, None, 0.1),
+    "supervised": lambda x: ckd.supervised_contrastive_loss(x, 2 * x.flip(1), x.flip(0), 0.1),
+    "kd": lambda x: ckd.mse_loss(x, TEACHER),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(name):
+    assert torch.autograd.gradcheck(LOSSES[name], random_rows(3, 4, seed=1).requires_grad_())
 
 
 # ---- memory bank
@@ -119,24 +93,16 @@ def test_the_bank_is_saved_and_restored():
 # ---- embedding, alignment, schedule
 
 
-class States:
-    """A transformer whose last hidden state is given."""
-
-    def __init__(self, states):
-        self.last_hidden_state = states
-
-    def __call__(self, input_ids, attention_mask):
-        return self
-
-
+@pytest.mark.parametrize("script", [ckd, congen, ibkd])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
-def test_pooling_equals_loops_and_padding_never_counts(pooling):
-    states = random_rows(12, 6, 1).float().view(3, 4, 6)
-    masks = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])  # padding on either side
-    encoder = common.Encoder(torch.nn.Identity(), None, pooling, [], False, "", 9)
-    encoder.model = None
-    object.__setattr__(encoder, "model", States(states))
-    found = ckd.embed(encoder, None, masks)
+def test_pooling_equals_loops_and_padding_never_counts(script, pooling):
+    """In all three scripts, wherever the padding is."""
+    states = random_rows(3, 4, 6, seed=1)
+    masks = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
+    output = SimpleNamespace(last_hidden_state=states)
+    encoder = SimpleNamespace(pooling=pooling, heads=torch.nn.Sequential(), normalize=False)
+    encoder.model = lambda input_ids, attention_mask, **options: output
+    found = script.embed(encoder, None, masks)
     for row, mask in enumerate(masks.tolist()):
         tokens = [states[row, i] for i in range(4) if mask[i]]
         expected = {
@@ -210,23 +176,11 @@ def test_learning_rates_depend_on_the_size_of_the_student(parse, millions, lr, f
 @pytest.mark.parametrize("sentences, size", [(1_000_000, 65536), (3000, 2560), (100, 0)])
 def test_the_memory_bank_is_what_an_epoch_fills_before_its_last_batch(parse, sentences, size):
     args = parse("--student", "x")
-    ckd.choose_queue_size(args, max(sentences, 2))
+    ckd.choose_queue_size(args, sentences)
     assert args.queue_size == size
 
 
-# ---- two whole steps, by hand
-
-
-def two_steps(models_folder, files, tmp_path, call_main, *options):
-    """Run two epochs of one step each on four sentences -> what the test computes again."""
-    sentences = demo_sentences(4)
-    (tmp_path / "four.txt").write_text("\n".join(sentences) + "\n", "utf-8")
-    teacher, student = models_folder / "wide", models_folder / "bert"
-    data = ["--train", tmp_path / "four.txt", "--dev", files / "dev.tsv", "--stage", "distill"]
-    models = ["--teacher", teacher, "--student", student, "--pooling", "mean", "--dropout", 0]
-    out = ["--output", tmp_path / "out", "--eval-steps", 1]
-    call_main(ckd, *data, *models, *out, "--lr", 1e-3, *options)
-    return sentences, common.load_encoder(teacher).eval(), common.load_encoder(student)
+# ---- whole steps, by hand
 
 
 def batch_of(encoder, sentences):
@@ -235,9 +189,9 @@ def batch_of(encoder, sentences):
     return batch["input_ids"], batch["attention_mask"]
 
 
-@pytest.mark.parametrize("batch_size", [2, 4])
-def test_two_steps_of_stage_1_by_hand(
-    models_folder, files, tmp_path, call_main, monkeypatch, batch_size
+@pytest.mark.parametrize("batch_size, queue_size, total", [(2, 2, 3), (4, 0, 2)])
+def test_steps_of_stage_1_by_hand(
+    models_folder, files, tmp_path, call_main, monkeypatch, batch_size, queue_size, total
 ):
     """Two batches of an epoch (the second sees the first in the bank), or two epochs of one batch.
 
@@ -245,29 +199,34 @@ def test_two_steps_of_stage_1_by_hand(
     rate, the clipping or the projection differ.
     """
     monkeypatch.setattr(common, "LOG_STEPS", 1)
-    queue = ["--queue-size", 2] if batch_size == 2 else ["--queue-size", 0]
-    options = ["--batch-size", batch_size, "--epochs", 2]
-    texts, teacher, student = two_steps(
-        models_folder, files, tmp_path, call_main, *options, *queue, "--max-steps", 3
-    )
+    texts = demo_sentences(4)
+    (tmp_path / "four.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    out, name = tmp_path / "out", models_folder / "bert"
+    data = ["--train", tmp_path / "four.txt", "--dev", files / "dev.tsv", "--stage", "distill"]
+    models = ["--teacher", models_folder / "wide", "--student", name, "--pooling", "mean"]
+    steps = ["--epochs", 2, "--max-steps", 3, "--batch-size", batch_size, "--eval-steps", 1]
+    more = ["--queue-size", queue_size, "--lr", 1e-3, "--dropout", 0, "--output", out]
+    call_main(ckd, *data, *models, *steps, *more)
+
+    teacher = common.load_encoder(models_folder / "wide").eval()
     targets = ckd.embed(teacher, *batch_of(teacher, texts)).detach()
+    student = common.load_encoder(name)
     torch.manual_seed(0)
     projection = torch.nn.Linear(32, 48)  # M
     parameters = [*student.parameters(), *projection.parameters()]
     optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
     steps_per_epoch = 4 // batch_size
-    total = min(3, 2 * steps_per_epoch)
     lengths = common.Tokens(student, texts).lengths
     bank = []
-    found = losses(tmp_path / "out")
-    for step, rows in common.batches(lengths, batch_size, 0, 0, total):
+    found = losses(out)
+    for step, picked in common.batches(lengths, batch_size, 0, 0, total):
         if (step - 1) % steps_per_epoch == 0:
             bank = []
         rate = (1 + math.cos(math.pi * (step - 1) / max(1, total - 1))) / 2  # warm-up of one step
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * rate
-        projected = projection(ckd.embed(student, *batch_of(student, [texts[i] for i in rows])))
-        keys = torch.stack([targets[i] for i in rows] + bank[-2:])
+        projected = projection(ckd.embed(student, *batch_of(student, [texts[i] for i in picked])))
+        keys = torch.stack([targets[i] for i in picked] + bank[-2:])
         expected = infonce(projected.tolist(), keys.tolist(), 0.05)
         assert found["distill", step] == pytest.approx(expected, abs=2e-4)
         similarity = torch.cosine_similarity(projected[:, None], keys[None], dim=-1) / 0.05
@@ -276,11 +235,14 @@ def test_two_steps_of_stage_1_by_hand(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        bank += [targets[i] for i in rows]
+        bank += [targets[i] for i in picked]
     assert len(found) == total
 
 
 # ---- runs
+
+
+TINY = ["--epochs", 2, "--batch-size", 32, "--eval-steps", 4, "--lr", 1e-3]
 
 
 def words(models_folder, files, output, *more):
@@ -292,48 +254,35 @@ def words(models_folder, files, output, *more):
 @pytest.mark.parametrize(
     "more",
     [
-        [],
-        ["--objective", "kd"],
-        ["--objective", "kd", "--align", "--teacher", "wide", "--student", "bert"],
-        ["--align", "--teacher", "wide", "--student", "mean", "--learn-temperature"],
-        ["--teacher", "wide", "--student", "pooler", "--student-layers", "1"],
-        ["--teacher", "cls", "--student", "distilbert", "--queue-size", "0"],
-        ["--teacher", "roberta", "--student", "roberta", "--pooling", "lasttoken"],
+        "",
+        "--objective kd",
+        "--objective kd --align --teacher wide --student bert",
+        "--align --teacher wide --student mean --learn-temperature",
+        "--teacher wide --student pooler --student-layers 1",
+        "--teacher cls --student distilbert --queue-size 0",
+        "--teacher roberta --student roberta --pooling lasttoken",
     ],
 )
 def test_a_run_leaves_the_best_student_for_everybody(
     call_main, models_folder, files, tmp_path, more
 ):
-    from sentence_transformers import SentenceTransformer
-
     folders = {path.name: path for path in models_folder.iterdir()}
-    out = tmp_path / "out"
-    printed = call_main(ckd, *words(models_folder, files, out), *[folders.get(x, x) for x in more])
-    scores = dev_scores(out)
+    more = [folders.get(word, word) for word in more.split()]
+    printed = call_main(ckd, *words(models_folder, files, tmp_path / "out", *more))
+    scores = dev_scores(tmp_path / "out")
     assert [step for _, step in scores] == [0, 4, 8, 12, 16, 20]
-    encoder = common.load_encoder(out)
-    texts = demo_sentences(20)
-    vectors = common.encode(ckd.embed, encoder, texts)
-    theirs = SentenceTransformer(str(out), device="cpu").encode(texts)
-    assert np.abs(theirs - vectors).max() < 1e-5
-    dev = {"dev": common.read_scored_pairs(files / "dev.tsv")}
-    assert ckd.scores(encoder, dev)["dev"] == pytest.approx(max(scores.values()), abs=1e-3)
-    assert f"{max(scores.values()):.2f}" in printed.splitlines()[-1]
-    assert f"{max(scores.values()):.2f}" in (out / "README.md").read_text()
-    assert json.loads((out / "args.json").read_text())["epochs"] == 2
+    check_student(ckd, tmp_path / "out", files / "dev.tsv", max(scores.values()), printed)
 
 
 def test_both_stages_and_stage_2_alone(call_main, models_folder, files, tmp_path):
     second = ["--triplets", files / "triplets.csv", "--finetune-epochs", 1]
     second += ["--finetune-batch-size", 32]
     call_main(ckd, *words(models_folder, files, tmp_path / "both", *second))
-    assert [key for key in dev_scores(tmp_path / "both") if key[0] == "finetune"] == [
-        ("finetune", 0),
-        ("finetune", 4),
-    ]
+    steps = [step for stage, step in dev_scores(tmp_path / "both") if stage == "finetune"]
+    assert steps == [0, 4]
     alone = ["--student", models_folder / "bert", "--stage", "finetune", "--teacher", "nowhere"]
     call_main(ckd, *words(models_folder, files, tmp_path / "alone", *second, *alone))
-    assert {row["stage"] for row in log_rows(tmp_path / "alone")} == {"finetune"}
+    assert {row["stage"] for row in rows(tmp_path / "alone")} == {"finetune"}
 
 
 def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
@@ -345,11 +294,10 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
-def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, tmp_path):
+def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, files, tmp_path):
     """A folder without modules.json is pooled by a mean, as a teacher and as its own student."""
-    models = ("--teacher", models_folder / "bert", "--student-layers", "0,2", "--queue-size", 8)
-    data = ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv", "--batch-size", 8)
-    call_main(ckd, *models, *data, "--max-steps", 1, "--output", tmp_path / "out")
+    more = ("--teacher", models_folder / "bert", "--max-steps", 1)
+    call_main(ckd, *words(models_folder, files, tmp_path / "out", *more))
     encoder = common.load_encoder(tmp_path / "out")
     assert (encoder.pooling, len(encoder.heads)) == ("mean", 0)
 

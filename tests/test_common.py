@@ -52,23 +52,18 @@ def test_training_sentences_are_lines_or_the_distinct_texts_of_triplets(tmp_path
 
 
 BAD_BYTE = b"good\n" * 5000 + b"\xff\n" + b"good\n" * 5000
-REFUSED = [  # reader, content, what the error must say
-    ("sentences", "", "file: "),
-    ("sentences", "\n \n\t\n", "file: "),
-    ("sentences", "one\ttable\n" * 9, "file: "),
-    ("sentences", "version https://git-lfs.github.com/spec/v1\noid x\n", "file: "),
+REFUSED = [  # reader, content, what the error must say; test_inputs.py has more
     ("sentences", BAD_BYTE, "file:5001: "),
     ("triplets", HEADER + "a,b,c\na,b\n", "file:3: 2 columns"),
     ("triplets", HEADER + "a,,c\n", "file:2: "),
     ("triplets", HEADER + 'a,b,"c\n', "file:"),
-    ("triplets", "a,b,c\nd,e,f\n", "file:1: .*header"),
     ("triplets", HEADER, "file:"),
-    ("scored_pairs", "a\tb\n", "file:1: 2 "),
     ("scored_pairs", "a\tb\t1\na\t \t3\n", "file:2: "),
     ("scored_pairs", "a\tb\tscore\n", "file: "),
+    ("scored_pairs", "a\tb\t1\nc\td\t5.1\n", "file:2: .*5.1"),
+    ("scored_pairs", "a\tb\t-0.1\nc\td\t1\n", "file:1: .*-0.1"),
+    ("scored_pairs", "a\tb\t1\nc\td\tinf\n", "file:2: .*inf"),
 ]
-for score in ("high", "nan", "5.1", "-0.1", "inf"):
-    REFUSED.append(("scored_pairs", f"a\tb\t1\nc\td\t{score}\n", f"file:2: .*{score}"))
 
 
 @pytest.mark.parametrize("reader, data, expected", REFUSED)
@@ -76,21 +71,6 @@ def test_malformed_files_are_refused(tmp_path, reader, data, expected):
     path = write(tmp_path / "file", data)
     with pytest.raises(DataError, match=expected):
         getattr(common, f"read_{reader}")(path)
-
-
-def test_a_parser_may_leave_out_every_row(tmp_path):
-    path = write(tmp_path / "a.tsv", "a\tb\n")  # as GLUE's test sets, whose labels are hidden
-    assert list(common.read_rows(path, lambda text: None, "")) == [None]
-
-
-def test_sts_sets_have_the_sizes_of_their_releases(shared_data):
-    sets = common.read_sts(shared_data / "senteval")
-    assert list(sets) == ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
-    assert [len(pairs) for pairs in sets.values()] == [3108, 1500, 3750, 3000, 1186, 1379, 4927]
-    (dev,) = common.read_sts(shared_data, "dev").values()  # it is found below a folder
-    assert (len(dev), *dev[0][::2]) == (1500, "a man with a hard hat is dancing .", 5)
-    with pytest.raises(DataError, match="glue: no STS/STSBenchmark"):
-        common.read_sts(shared_data / "glue")
 
 
 def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path):
@@ -117,13 +97,10 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, cache):
-    folder = common.resolve(str(good := tar_with(tmp_path / "good.tar", "STS/a.txt")))
+    folder = common.resolve(str(tar_with(tmp_path / "good.tar", "STS/a.txt")))
     assert (folder / "STS" / "a.txt").read_text() == "text"
-    outside = tar_with(tmp_path / "up.tar", "a/../../evil.txt")
-    broken = write(tmp_path / "broken.tar", good.read_bytes()[:700] + b"\1" * 9)
-    for tar in (outside, broken):
-        with pytest.raises(DataError, match=tar.name):
-            common.resolve(str(tar))
+    with pytest.raises(DataError, match="up.tar"):
+        common.resolve(str(tar_with(tmp_path / "up.tar", "a/../../evil.txt")))
     assert cache() == [folder]
     assert not list(tmp_path.rglob("evil.txt"))
 
@@ -206,11 +183,10 @@ def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache):
     with pytest.raises(TypeError):
         common.teacher_embeddings(None, bert, texts)
     assert cache() == []
-    first = common.teacher_embeddings(ckd.embed, bert, texts)
-    assert np.array_equal(first, common.encode(ckd.embed, bert, texts))
+    common.teacher_embeddings(ckd.embed, bert, texts)
     again = common.teacher_embeddings(None, bert, texts)
     assert isinstance(again, np.memmap)
-    assert np.array_equal(first, again)
+    assert np.array_equal(again, common.encode(ckd.embed, bert, texts))
 
 
 def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache):
@@ -247,16 +223,9 @@ def test_spearman_is_the_correlation_of_ranks(bert):
             common.spearman(encode, {"mine": equal})
 
 
-TABLE = """
-| model  |  dev |   avg |
-| ---    | ---: |  ---: |
-| m      | 1.00 |  2.25 |
-| longer |      | 10.00 |
-"""
-
-
-def test_a_table_is_markdown_with_blanks():
-    assert common.table({"m": {"dev": 1, "avg": 2.25}, "longer": {"avg": 10}}) == TABLE.strip()
+def test_a_table_has_blanks_where_a_row_has_no_number():
+    _, _, *rows = common.table({"m": {"dev": 1, "avg": 2.25}, "longer": {"avg": 10}}).splitlines()
+    assert rows == ["| m      | 1.00 |  2.25 |", "| longer |      | 10.00 |"]
 
 
 NUMBERS = {  # a good one, then bad ones

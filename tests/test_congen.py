@@ -1,4 +1,7 @@
-"""congen.py: its losses and queue against plain loops, its steps by hand, its runs."""
+"""congen.py: its losses and queue against plain loops, its steps by hand, its runs.
+
+test_ckd.py tests its pooling, too.
+"""
 
 import json
 import math
@@ -10,15 +13,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import cosine, demo_sentences, dev_scores, losses, rows
+from conftest import check_student, cosine, demo_sentences, dev_scores, losses, random_rows, rows
+from processes import small_options
 
 import common
 import congen
-
-
-def numbers(count, dimension, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, dimension, dtype=torch.float64, generator=generator)
 
 
 def distribution(z, queue, tau):
@@ -35,7 +34,7 @@ def cross_entropy(p, q):
 
 
 def test_similarity_distribution_is_equation_1():
-    z, queue = numbers(6, 5, 1), numbers(11, 5, 2)
+    z, queue = random_rows(6, 5, seed=1), random_rows(11, 5, seed=2)
     loops = [distribution(row, queue.tolist(), 0.07) for row in z.tolist()]
     result = congen.similarity_distribution(z, queue, 0.07)
     assert (result - torch.tensor(loops, dtype=torch.float64)).abs().max() < 1e-10
@@ -43,8 +42,8 @@ def test_similarity_distribution_is_equation_1():
 
 @pytest.mark.parametrize("alpha", [0, 0.25, 1])
 def test_congen_loss_is_equation_2(alpha):
-    control, generalize, reference = (numbers(6, 5, seed) for seed in (1, 2, 3))
-    queue = numbers(11, 5, 4)
+    control, generalize, reference = (random_rows(6, 5, seed=seed) for seed in (1, 2, 3))
+    queue = random_rows(11, 5, seed=4)
     total = 0.0
     for con, gen, ref in zip(control.tolist(), generalize.tolist(), reference.tolist()):
         p_ref = distribution(ref, queue.tolist(), 0.05)
@@ -56,45 +55,22 @@ def test_congen_loss_is_equation_2(alpha):
     assert loss.item() == pytest.approx(total / 6, abs=1e-10)
 
 
-def test_congen_loss_is_least_where_the_student_is_the_teacher():
-    reference, queue = numbers(6, 8, 1), numbers(20, 8, 2)
-
-    def loss(control):
-        return congen.congen_loss(control, reference, reference, queue, 0.1, 0.1, 0.5).item()
-
-    for seed in range(10, 15):
-        assert loss(reference + 0.1 * numbers(6, 8, seed)) > loss(3 * reference)
-
-
 def test_congen_loss_is_finite_at_low_temperatures():
-    reference, queue = numbers(6, 8, 1).float(), numbers(20, 8, 2).float()
+    reference, queue = random_rows(6, 8, seed=1).float(), random_rows(20, 8, seed=2).float()
     loss = congen.congen_loss(-reference, -reference, reference, queue, 0.001, 0.001, 0.5).item()
     assert 100 < loss < math.inf  # the log of a softmax that underflows would be infinite
 
 
 def test_gradients():
-    reference, queue = numbers(3, 4, 2), numbers(5, 4, 3)
+    reference, queue = random_rows(3, 4, seed=2), random_rows(5, 4, seed=3)
 
     def loss(x):
         return congen.congen_loss(x, x.flip(0), reference, queue, 0.05, 0.1, 0.3)
 
-    assert torch.autograd.gradcheck(loss, numbers(3, 4, 1).requires_grad_())
+    assert torch.autograd.gradcheck(loss, random_rows(3, 4, seed=1).requires_grad_())
 
 
 # ---- model, queue, views, settings
-
-
-def test_poolings_equal_loops_and_padding_never_counts():
-    states = numbers(12, 6, 1).view(3, 4, 6)
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
-    encoder = SimpleNamespace(normalize=False, heads=torch.nn.Identity())
-    encoder.model = lambda input_ids, attention_mask: SimpleNamespace(last_hidden_state=states)
-    for row, length in enumerate((4, 2, 1)):
-        mean = sum(states[row, i] for i in range(length)) / length
-        for pooling, expected in (("cls", 0), ("lasttoken", length - 1), ("mean", None)):
-            expected = mean if expected is None else states[row, expected]
-            encoder.pooling = pooling
-            assert (congen.embed(encoder, None, mask)[row] - expected).abs().max() < 1e-6
 
 
 def test_the_head_has_the_teachers_dimension_and_is_added_once(models_folder):
@@ -186,7 +162,10 @@ def options(models_folder, files, output, *more, teacher="mean"):
 
 
 def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_path):
-    """24 sentences, batches of 16 and 8, 6 epochs: the third step begins the second epoch."""
+    """24 sentences, batches of 16 and 8, 6 epochs: the third step begins the second epoch.
+
+    The dev score of step 0 is the student's with its new head.
+    """
     sentences = demo_sentences(24)
     (tmp_path / "train.txt").write_text("\n".join(sentences))
     monkeypatch.setattr(common, "LOG_STEPS", 1)
@@ -215,12 +194,19 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
         z = unit([torch.tanh(head(mean(student, text))) for text in texts])
         return -(p_ref * torch.log_softmax(z @ queue.T / 0.03, dim=1)).sum() / len(texts)
 
+    def start(texts):
+        return torch.stack([torch.tanh(head(mean(student, text))) for text in texts]).numpy()
+
     with torch.no_grad():
         targets = unit([mean(teacher, text) for text in sentences])
+        pairs = {"dev": common.read_scored_pairs(files / "dev.tsv")}
+        before = common.spearman(start, pairs)["dev"]
+    assert list(dev_scores(tmp_path / "out")) == [("distill", 0), ("distill", 12)]
+    assert dev_scores(tmp_path / "out")["distill", 0] == pytest.approx(before, abs=1e-4)
+
     queue = deque(np.random.default_rng(0).permutation(24)[:20], maxlen=20)
     lengths = np.array([len(tokenizer(text)["input_ids"]) for text in sentences])
     logged = {row["step"]: row for row in rows(tmp_path / "out") if "loss" in row}
-    assert max(dev_scores(tmp_path / "out")) == ("distill", 12)
     step = 0
     for epoch in (0, 1):
         random = np.random.default_rng([0, epoch])
@@ -252,59 +238,32 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
                 value.data -= lr * 0.01 * value.data + lr * m / (1 - 0.9**step) / scale
 
 
-SETTINGS = {
-    "layers of the teacher": ("mean", "--student-layers", "0,2"),
-    "pairs": ("wide", "--student", "bert", "--pairs", "pairs.tsv"),
-    "identity": ("cls", "--student", "roberta", "--head", "identity", "--alpha", 0),
-    "control only": ("wide", "--student", "distilbert", "--alpha", 1, "--queue-size", 50),
+SETTINGS = {  # options; queue size and dimension that must come out
+    "layers of the teacher": ("--student-layers 0,2", 300, 32),
+    "pairs": ("--teacher wide --student bert --pairs pairs.tsv", 100, 48),
+    "identity": ("--teacher cls --student roberta --head identity --alpha 0", 300, 32),
+    "control only": ("--teacher wide --student distilbert --alpha 1 --queue-size 50", 50, 48),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_run_leaves_the_best_student(call_main, models_folder, files, tmp_path, setting):
-    from sentence_transformers import SentenceTransformer
-
-    teacher, *more = SETTINGS[setting]
-    folders = {"--student": models_folder, "--pairs": files}
-    for position, option in enumerate(more):
-        if option in folders:
-            more[position + 1] = folders[option] / more[position + 1]
+def test_a_run_leaves_the_best_student(
+    call_main, monkeypatch, models_folder, files, tmp_path, setting
+):
+    more, queue_size, dimension = SETTINGS[setting]
+    if setting == "control only":  # no second view is computed, as it would have no weight
+        monkeypatch.setattr(congen.Views, "second_of", None)
+    paths = {path.name: path for path in (*models_folder.iterdir(), *files.iterdir())}
     out = tmp_path / "out"
-    printed = call_main(congen, *options(models_folder, files, out, *more, teacher=teacher))
-    entries = rows(out)
-    assert (entries[0]["stage"], entries[0]["step"]) == ("distill", 0)
+    more = [paths.get(word, word) for word in more.split()]
+    printed = call_main(congen, *options(models_folder, files, out, *more))
+    scores = dev_scores(out)
+    assert next(iter(scores)) == ("distill", 0)
     assert all(math.isfinite(loss) for loss in losses(out).values())
-    encoder = common.load_encoder(out)
-    sets = {"dev": common.read_scored_pairs(files / "dev.tsv")}
-    dev = congen.scores(encoder, sets)["dev"]
-    assert dev == pytest.approx(max(dev_scores(out).values()), abs=1e-4)
-    assert f"{dev:.2f}" in printed.splitlines()[-1]
-    theirs = SentenceTransformer(str(out), device="cpu").encode(demo_sentences(20))
-    own = common.encode(congen.embed, encoder, demo_sentences(20))
-    assert np.abs(theirs - own).max() < 1e-5
-    assert own.shape[1] == (48 if teacher == "wide" else 32)
-    args = json.loads((out / "args.json").read_text())
-    assert args["queue_size"] == {"pairs": 100, "control only": 50}.get(setting, 300)
-
-
-def test_alpha_1_computes_no_second_view(call_main, monkeypatch, models_folder, files, tmp_path):
-    monkeypatch.setattr(congen.Views, "second_of", None)
-    more = ("--student-layers", "0,2", "--max-steps", 2)
-    base = options(models_folder, files, tmp_path / "out", *more)
-    call_main(congen, *base, "--alpha", 1)
-    with pytest.raises(TypeError):
-        call_main(congen, *base, "--alpha", 0.99, "--overwrite")
-
-
-def test_the_best_score_starts_with_the_new_head(call_main, models_folder, files, tmp_path):
-    more = ("--student", models_folder / "bert", "--max-steps", 1)
-    call_main(congen, *options(models_folder, files, tmp_path / "out", *more, teacher="wide"))
-    encoder = common.load_encoder(models_folder / "bert")
-    torch.manual_seed(0)
-    congen.add_head(encoder, 48)
-    with_head = congen.scores(encoder, {"dev": common.read_scored_pairs(files / "dev.tsv")})["dev"]
-    assert dev_scores(tmp_path / "out")["distill", 0] == pytest.approx(with_head, abs=1e-4)
+    vectors = check_student(congen, out, files / "dev.tsv", max(scores.values()), printed)
+    assert vectors.shape[1] == dimension
+    assert json.loads((out / "args.json").read_text())["queue_size"] == queue_size
 
 
 def test_patience_is_in_epochs_not_in_dev_scores(call_main, models_folder, files, tmp_path):
@@ -314,29 +273,9 @@ def test_patience_is_in_epochs_not_in_dev_scores(call_main, models_folder, files
     assert max(dev_scores(tmp_path / "out")) == ("distill", 20)
 
 
-def test_a_resumed_run_is_the_same_run(call_main, monkeypatch, models_folder, files, tmp_path):
-    """Stopped in step 7, it goes on from the checkpoint of step 4, with the queue as it was."""
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
-    more = ("--student", models_folder / "bert", "--queue-size", 100)
-    base = options(models_folder, files, tmp_path / "whole", *more, teacher="wide")
-    call_main(congen, *base)
-    log = common.Run.log
-
-    def stop(self, step, count, **values):
-        log(self, step, count, **values)
-        if step == 7:
-            raise KeyboardInterrupt
-
-    base = options(models_folder, files, tmp_path / "stopped", *more, teacher="wide")
-    monkeypatch.setattr(common.Run, "log", stop)
-    with pytest.raises(KeyboardInterrupt):
-        call_main(congen, *base)
-    monkeypatch.setattr(common.Run, "log", log)
-    call_main(congen, *base, "--resume")
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
-    assert dev_scores(tmp_path / "stopped") == dev_scores(tmp_path / "whole")
-    saved = [tmp_path / name / "model.safetensors" for name in ("stopped", "whole")]
-    assert saved[0].read_bytes() == saved[1].read_bytes()
+def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files):
+    """Its queue is as it was."""
+    check_resume(congen, "distill", 6, *small_options("congen", models_folder, files, ""))
 
 
 @pytest.mark.slow

@@ -67,19 +67,6 @@ def move(module, device):
     return module
 
 
-def on_cuda(encoder):
-    """An encoder of the same shape with fake weights on CUDA; call it in FakeTensorMode."""
-    encoder.model = type(encoder.model)(encoder.model.config).to("cuda")
-    return encoder
-
-
-def arguments(module, monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
-    args = module.parse_args()
-    args.device, args.max_steps, args.precision = "cuda", 3, "bf16"
-    return args
-
-
 @pytest.fixture
 def train(models_folder, monkeypatch):
     """train(loop, module, *command line) calls loop(encoder, args, run) on fake CUDA."""
@@ -90,11 +77,15 @@ def train(models_folder, monkeypatch):
 
     def call(loop, module, *words):
         data = ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv", "--batch-size", 8)
-        args = arguments(module, monkeypatch, *(() if module is dse else data), *words)
+        words = [f"{module.__name__}.py", *(() if module is dse else data), *words]
+        monkeypatch.setattr(sys, "argv", [*map(str, words)])
+        args = module.parse_args()
+        args.device, args.max_steps, args.precision = "cuda", 3, "bf16"
         encoder = common.load_encoder(models_folder / "mean")
         run = Steps()
         with FakeTensorMode(allow_non_fake_inputs=True):
-            loop(on_cuda(encoder), args, run)
+            encoder.model = type(encoder.model)(encoder.model.config).to("cuda")  # fake weights
+            loop(encoder, args, run)
         assert run.count == 3
 
     return call

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import cosine, demo_sentences, dev_scores, losses
+from conftest import demo_sentences, dev_scores, infonce, losses, random_rows
 from conftest import rows as metrics
-from safetensors.torch import load_file
+from processes import small_options
 
 import common
 import distilface
@@ -35,11 +35,6 @@ FOURTEEN = (
 # ---- poolings and loss
 
 
-def random_rows(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def pool_by_loops(states, lengths, pooling):
     """Written from section 5.6 and the names alone: lists of numbers, one at a time."""
     name = pooling if pooling in LAYERS else pooling.split("_", 1)[1]
@@ -60,6 +55,10 @@ def pool_by_loops(states, lengths, pooling):
     return torch.tensor(embeddings, dtype=torch.float64)
 
 
+def test_there_are_fourteen_poolings():
+    assert tuple(distilface.POOLINGS) == FOURTEEN
+
+
 @pytest.mark.parametrize("pooling", FOURTEEN)
 def test_each_pooling_equals_loops_and_padding_never_counts(pooling):
     states = [random_rows(3, 6, 5, seed=layer) for layer in range(5)]
@@ -72,39 +71,24 @@ def test_each_pooling_equals_loops_and_padding_never_counts(pooling):
     assert torch.equal(distilface.pool(noise, mask, pooling), pooled)
 
 
-def test_the_fourteen_poolings_are_fourteen():
-    assert tuple(distilface.POOLINGS) == FOURTEEN
-    states = [random_rows(2, 3, 4, seed=layer) for layer in range(7)]
-    results = [distilface.pool(states, torch.ones(2, 3), name) for name in FOURTEEN]
-    assert len({tuple(result.flatten().tolist()) for result in results}) == 14
-
-
-NEEDED = {
-    "avg_last4": 4,
-    "max_last4": 4,
-    "concat_last4": 4,
-    "max_last2": 2,
-    "last_second_hidden": 2,
-}
-
-
-@pytest.mark.parametrize("pooling", NEEDED)
-def test_the_embedding_layer_is_none_of_the_last_layers(pooling):
-    states = [random_rows(1, 2, 3)] * (NEEDED[pooling] + 1)
+@pytest.mark.parametrize(
+    "pooling, needed",
+    [("avg_last4", 4), ("max_last4", 4), ("concat_last4", 4), ("max_last2", 2)]
+    + [("last_second_hidden", 2)],
+)
+def test_the_embedding_layer_is_none_of_the_last_layers(pooling, needed):
+    states = [random_rows(1, 2, 3)] * (needed + 1)
     distilface.pool(states, torch.ones(1, 2), pooling)
-    with pytest.raises(ValueError, match=f"{pooling} needs {NEEDED[pooling]} layers"):
+    with pytest.raises(ValueError, match=f"{pooling} needs {needed} layers"):
         distilface.pool(states[1:], torch.ones(1, 2), pooling)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1])
-def test_the_loss_is_that_of_section_3(temperature):
+@pytest.mark.parametrize("tau", [0.05, 1])
+def test_the_loss_is_that_of_section_3(tau):
     first, second = random_rows(5, 3, seed=1), random_rows(5, 3, seed=2)
-    total = 0.0
-    for i, h in enumerate(first.tolist()):
-        similar = [math.exp(cosine(h, other) / temperature) for other in second.tolist()]
-        total -= math.log(similar[i] / sum(similar)) / 5
-    assert distilface.simcse_loss(first, second, temperature).item() == pytest.approx(total)
-    loss = partial(distilface.simcse_loss, temperature=temperature)
+    expected = infonce(first.tolist(), second.tolist(), tau)
+    assert distilface.simcse_loss(first, second, tau).item() == pytest.approx(expected, abs=1e-10)
+    loss = partial(distilface.simcse_loss, temperature=tau)
     assert torch.autograd.gradcheck(loss, (first.requires_grad_(), second.requires_grad_()))
 
 
@@ -119,15 +103,6 @@ def test_defaults_are_those_of_table_3(monkeypatch):
     assert (args.student, args.patience) == ("distilbert-base-uncased", 0)
 
 
-def options(models_folder, files, output, *more):
-    return (
-        *("--student", models_folder / "bert", "--train", files / "sentences.txt"),
-        *("--dev", files / "dev.tsv", "--output", output, "--batch-size", 32),
-        *("--max-steps", 12, "--eval-steps", 4, "--lr", 1e-3),
-        *more,
-    )
-
-
 def full_batches(lengths, size, seed, epochs):
     """The rows of each step: sorted by length, without an epoch's batch that is not full."""
     steps = []
@@ -139,19 +114,28 @@ def full_batches(lengths, size, seed, epochs):
     return steps
 
 
-def test_steps_by_hand(call_main, models_folder, tmp_path, monkeypatch):
-    """Two epochs of two steps: rows, dropout, loss, clipping, Adam and learning rate."""
+@pytest.mark.parametrize("dropout", [None, 0.3])
+def test_steps_by_hand(call_main, models_folder, tmp_path, monkeypatch, dropout):
+    """Two epochs of two steps: rows, dropout, loss, clipping, Adam and learning rate.
+
+    Dropout is the model's own, or that of the option. Both views come from one pass.
+    """
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     texts, seed, total, lr, tau = demo_sentences(10), 3, 4, 3e-3, 0.2
     (tmp_path / "ten.txt").write_text("\n".join(texts))
     command = ("--train", tmp_path / "ten.txt", "--batch-size", 4, "--max-steps", total, "--lr", lr)
     command += ("--temperature", tau, "--seed", seed, "--pooling", "avg_last2")
+    command += ("--dropout", dropout) if dropout else ()
     out = tmp_path / "out"
     pairs = ("--dev", common.DEMO / "dev.tsv", "--student", models_folder / "bert")
     call_main(distilface, *pairs, *command, "--output", out, "--precision", "fp32")
 
     encoder = common.load_encoder(models_folder / "bert")
     model = encoder.model.train()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            assert part.p == 0.1  # the model's own
+            part.p = dropout or 0.1
     ids = [encoder.tokenizer(text, truncation=True, max_length=32)["input_ids"] for text in texts]
     steps = full_batches([len(row) for row in ids], 4, seed, epochs=2)
     moments = {value: [0.0, 0.0] for value in model.parameters()}
@@ -183,56 +167,28 @@ def test_steps_by_hand(call_main, models_folder, tmp_path, monkeypatch):
     assert rates == pytest.approx([lr, lr * 3 / 4, lr / 2, lr / 4])
 
 
-def test_both_views_come_from_one_pass_and_differ_by_dropout_alone(
-    call_main, models_folder, files, tmp_path, monkeypatch
-):
-    views = []
-
-    def record(first, second, temperature):
-        views.append((first.detach(), second.detach()))
-        return (first * 0).sum()
-
-    monkeypatch.setattr(distilface, "simcse_loss", record)
-    for dropout in ("0.1", "1e-9"):
-        out = tmp_path / dropout
-        call_main(distilface, *options(models_folder, files, out, "--dropout", dropout))
-    assert [tuple(first.shape) for first, _ in views] == [(32, 32)] * 24
-    differences = [(first - second).abs().max() for first, second in views]
-    assert min(differences[:12]) > 0.01
-    assert max(differences[12:]) < 1e-5
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_resumed_run_is_the_same_run(
-    call_main, models_folder, files, tmp_path, monkeypatch, precision
-):
+def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files, monkeypatch, precision):
     """fp16: the first steps overflow, and are left out; its gradients are clipped unscaled."""
     scaler = partial(torch.amp.GradScaler, init_scale=2.0**22, growth_interval=5)
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
     clip, norms = torch.nn.utils.clip_grad_norm_, []
     record = lambda values, limit: norms.append(clip(values, limit).item())  # noqa: E731
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
-    evaluate, stops, scales = common.Run.evaluate, [], {"whole": {}, "resumed": {}}
+    evaluate, scales = common.Run.evaluate, {}
 
-    def stop(run, step):
+    def score(run, step):
         evaluate(run, step)
-        scales[run.folder.name][step] = run.modules[1].state_dict().get("scale")
-        if step in stops:
-            raise KeyboardInterrupt
+        scales.setdefault(run.folder.name, {})[step] = run.modules[1].state_dict().get("scale")
 
-    monkeypatch.setattr(common.Run, "evaluate", stop)
-    command = options(models_folder, files, tmp_path / "resumed", "--precision", precision)
-    call_main(distilface, *command, "--output", tmp_path / "whole")
-    stops.append(8)
-    with pytest.raises(KeyboardInterrupt):
-        call_main(distilface, *command)
-    call_main(distilface, *command, "--resume")
-    assert dev_scores(tmp_path / "whole") == dev_scores(tmp_path / "resumed")
-    assert scales["whole"] == scales["resumed"]
+    monkeypatch.setattr(common.Run, "evaluate", score)
+    command = small_options("distilface", models_folder, files, "")
+    command += ["--max-steps", 12, "--eval-steps", 4, "--precision", precision]
+    check_resume(distilface, "train", 8, *command)
+    assert list(scales["whole"]) == [0, 4, 8, 12]
+    assert scales["stopped"] == scales["whole"]
     assert math.isfinite(norms[0]) == (precision == "fp32")
     assert 1 < max(norms[8:12]) < 100
-    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in scales)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_training_cuts_at_32_tokens_and_scoring_at_the_models_maximum(
@@ -251,8 +207,9 @@ def test_training_cuts_at_32_tokens_and_scoring_at_the_models_maximum(
         return embed(encoder, input_ids, attention_mask)
 
     monkeypatch.setattr(distilface, "embed", record)
-    data = ("--train", tmp_path / "long.txt", "--dev", tmp_path / "dev.tsv", "--batch-size", 4)
-    call_main(distilface, *options(models_folder, files, tmp_path / "out", *data))
+    command = small_options("distilface", models_folder, files, tmp_path / "out")
+    command += ["--train", tmp_path / "long.txt", "--dev", tmp_path / "dev.tsv"]
+    call_main(distilface, *command, "--batch-size", 4)
     assert lengths[True] == {32}
     assert max(lengths[False]) == 128
 
@@ -271,8 +228,9 @@ def test_a_folder_gives_the_vectors_that_were_trained(
     pairs = ("--pairs", files / "dev.tsv", "--json", tmp_path / "scores.json")
     for name in ("distilbert", "pooler"):
         out = tmp_path / name
-        more = ("--student", models_folder / name, "--pooling", pooling, "--max-steps", 0)
-        printed = call_main(distilface, *options(models_folder, files, out, *more))
+        command = small_options("distilface", models_folder, files, out)
+        command += ["--student", models_folder / name, "--pooling", pooling]
+        printed = call_main(distilface, *command, "--max-steps", 0)
         encoder = common.load_encoder(models_folder / name, "mean").eval()
         encoder.pooling = pooling
         expected = common.encode(distilface.embed, encoder, texts)

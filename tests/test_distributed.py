@@ -8,65 +8,74 @@ import sys
 import pytest
 import torch
 from conftest import ROOT, dev_scores, losses
-from processes import SCRIPTS, finish, small_options, start, start_several
+from processes import finish, small_options, start, start_several
 
 pytestmark = pytest.mark.slow
 
 
-def options_of(script, models_folder, files, output):
-    """Without dropout, which each process draws for itself; distilface.py cannot do without."""
-    options = small_options(script, models_folder, files, output)
-    if script == "dse":  # its teacher is fine-tuned with its own dropout
-        teacher = shutil.copytree(
-            models_folder / "wide", output.parent / "teacher", dirs_exist_ok=True
-        )
-        config = json.loads((teacher / "config.json").read_text())
-        config |= dict(hidden_dropout_prob=0, attention_probs_dropout_prob=0)
-        (teacher / "config.json").write_text(json.dumps(config))
-        options += ["--teacher", teacher]
-    return options if script == "distilface" else [*options, "--dropout", 0]
+def check_same(folder):
+    """The runs "one" and "out" have the same losses and dev scores."""
+    assert losses(folder / "out") == pytest.approx(losses(folder / "one"), abs=1e-4)
+    assert dev_scores(folder / "out") == pytest.approx(dev_scores(folder / "one"), abs=0.05)
 
 
-def run_several(count, script, options, folder):
-    for process, log in start_several(count, f"{script}.py", options, folder):
+@pytest.fixture
+def options_of(models_folder, files, tmp_path):
+    """options_of("ckd", "out"): the words of a small run without dropout, in tmp_path / "out".
+
+    Each process draws its own dropout; distilface.py cannot do without.
+    """
+    teacher = tmp_path / "teacher"
+    shutil.copytree(models_folder / "wide", teacher)
+    config = json.loads((teacher / "config.json").read_text())
+    config |= dict(hidden_dropout_prob=0, attention_probs_dropout_prob=0)  # dse.py fine-tunes it
+    (teacher / "config.json").write_text(json.dumps(config))
+
+    def call(script, output):
+        options = small_options(script, models_folder, files, tmp_path / output)
+        no_dropout = ["--teacher", teacher, "--dropout", 0]
+        return options if script == "distilface" else [*options, *no_dropout]
+
+    return call
+
+
+@pytest.mark.parametrize("script", ["congen", "ibkd", "dse"])
+def test_two_and_four_processes_give_the_losses_of_one(script, options_of, tmp_path):
+    log = tmp_path / "log"
+    finish(start(f"{script}.py", options_of(script, "one"), log), log)
+    for count in (2, 4):
+        options = [*options_of(script, "out"), "--overwrite"]
+        for process, log in start_several(count, f"{script}.py", options, tmp_path):
+            finish(process, log)
+        check_same(tmp_path)
+
+
+def test_distilface_trains_with_two_processes(options_of, tmp_path):
+    options = options_of("distilface", "out")
+    for process, log in start_several(2, "distilface.py", options, tmp_path):
         finish(process, log)
-
-
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "distilface"])
-def test_several_processes_give_the_losses_of_one(script, count, models_folder, files, tmp_path):
-    one = options_of(script, models_folder, files, tmp_path / "one")
-    finish(start(f"{script}.py", one, tmp_path / "log"), tmp_path / "log")
-    run_several(count, script, options_of(script, models_folder, files, tmp_path / "out"), tmp_path)
-    assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
-    assert dev_scores(tmp_path / "out") == pytest.approx(dev_scores(tmp_path / "one"), abs=0.05)
-
-
-def test_distilface_trains_with_two_processes(models_folder, files, tmp_path):
-    run_several(
-        2, "distilface", options_of("distilface", models_folder, files, tmp_path / "out"), tmp_path
-    )
     assert len(dev_scores(tmp_path / "out")) == 7
 
 
-def test_torchrun_itself_and_a_resume_with_another_number_of_processes(
-    models_folder, files, tmp_path
-):
-    """Two processes by torchrun are stopped after some steps; one process goes on."""
-    one = options_of("ckd", models_folder, files, tmp_path / "one")
-    finish(start("ckd.py", one, tmp_path / "log"), tmp_path / "log")
-    options = [*options_of("ckd", models_folder, files, tmp_path / "out"), "--resume"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, ROOT / "ckd.py", *options, "--lr", "oops"]
-    failed = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
+def test_torchrun_itself_gives_the_losses_of_one_process(options_of, tmp_path):
+    """With three unequal parts of a batch; one process takes the run as finished."""
+    log = tmp_path / "log"
+    finish(start("ckd.py", options_of("ckd", "one"), log), log)
+    options = [*options_of("ckd", "out"), "--resume"]
+
+    def torchrun(count, *more):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", count]
+        command = map(str, [*command, ROOT / "ckd.py", *options, *more])
+        return subprocess.run([*command], capture_output=True, text=True, cwd=ROOT)
+
+    failed = torchrun(2, "--lr", "oops")
     assert failed.returncode != 0
     assert "--lr" in failed.stderr
-
-    command = [*torchrun, ROOT / "ckd.py", *options]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
+    done = torchrun(3)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
-    finish(start("ckd.py", options, tmp_path / "log"), tmp_path / "log")  # nothing is left to do
+    check_same(tmp_path)
+    finish(start("ckd.py", options, log), log)  # nothing is left to do
+    check_same(tmp_path)
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -89,8 +98,7 @@ average_gradients([*w.parameters(), *v.parameters()])
 print([p.grad.flatten().tolist() for p in [*w.parameters(), *v.parameters()]])
 """
     (tmp_path / "grad.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}")
-    start_one = start(str(tmp_path / "grad.py"), [], tmp_path / "one")
-    finish(start_one, tmp_path / "one")
+    finish(start(str(tmp_path / "grad.py"), [], tmp_path / "one"), tmp_path / "one")
     expected = eval((tmp_path / "one").read_text().splitlines()[-1])
     for process, log in start_several(processes, str(tmp_path / "grad.py"), [], tmp_path):
         finish(process, log)

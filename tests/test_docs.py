@@ -51,7 +51,7 @@ def test_the_command_of_each_run_is_accepted(monkeypatch):
     every = list(runs.all_runs())
     assert len(every) > 60
     for _, _, _, command in every:
-        words = runs.expand(command, "data", "first20k.txt")[1:]
+        words = runs.expand(command, "data")[1:]
         start = 2 if words[0] == "-m" else 1
         module = importlib.import_module(words[start - 1].removesuffix(".py"))
         monkeypatch.setattr(sys, "argv", words[start - 1 :])

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import demo_sentences, dev_scores, losses
+from conftest import demo_sentences, dev_scores, losses, random_rows
+from sentence_transformers import SentenceTransformer
 
 import common
 import dse
 
 MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 NLI = "index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def features(a, b):
@@ -37,8 +34,8 @@ def difference(a, b):
 @pytest.mark.parametrize("alpha", [0, 0.3, 1])
 @pytest.mark.parametrize("task, classes", [("mrpc", 2), ("mnli", 3), ("stsb", 1)])
 def test_dse_loss_is_equation_2(task, classes, alpha):
-    student, teacher = random(5, classes, seed=1), random(5, classes, seed=2)
-    labels = random(5, seed=3) if task == "stsb" else torch.tensor([0, 1, 1, 0, classes - 1])
+    student, teacher = random_rows(5, classes, seed=1), random_rows(5, classes, seed=2)
+    labels = random_rows(5, seed=3) if task == "stsb" else torch.tensor([0, 1, 1, 0, classes - 1])
     total = 0.0
     for s, t, r in zip(student.tolist(), teacher.tolist(), labels.tolist()):
         distillation = sum((a - b) ** 2 for a, b in zip(s, t))
@@ -62,7 +59,7 @@ def test_dse_loss_is_equation_2(task, classes, alpha):
 
 @pytest.mark.parametrize("layers", [2, 4, 7])
 def test_pool_last_four_is_that_of_section_3_4(layers):
-    states = [random(3, 6, 5, seed=layer) for layer in range(layers)]
+    states = [random_rows(3, 6, 5, seed=layer) for layer in range(layers)]
     lengths = [6, 2, 4]
     mask = torch.tensor([[1] * length + [0] * (6 - length) for length in lengths])
     before = mask.clone()
@@ -82,7 +79,7 @@ def test_features_and_head_are_those_of_equation_3():
     head = dse.SimilarityHead(3, 2).double()
     assert head.W.weight.shape == (512, 12)
     assert head.W.bias is None and head.w.bias is None
-    u, v = random(4, 3, seed=1), random(4, 3, seed=2)
+    u, v = random_rows(4, 3, seed=1), random_rows(4, 3, seed=2)
     h = [features(a, b) for a, b in zip(u.tolist(), v.tolist())]
     assert difference(dse.pair_features(u, v), torch.tensor(h, dtype=torch.float64)) < 1e-12
     for row, logits in zip(h, head(u, v).tolist()):
@@ -97,7 +94,7 @@ def test_features_and_head_are_those_of_equation_3():
 def test_scores_in_blocks_are_those_of_every_pair(monkeypatch, block):
     monkeypatch.setattr(dse, "BLOCK", block)
     head = dse.SimilarityHead(8, 3).double()
-    u, v = random(23, 8, seed=1), random(23, 8, seed=2)
+    u, v = random_rows(23, 8, seed=1), random_rows(23, 8, seed=2)
     sizes = []
     head.W.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     pairs, catalogue = head.score_pairs(u, v), head.score_catalogue(u[3], v)
@@ -110,12 +107,17 @@ def test_scores_in_blocks_are_those_of_every_pair(monkeypatch, block):
 # ---- models
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("layers, read", [("0,1,3", [1, 2, 3]), (None, [1, 2, 3, 4]), ("2", [1])])
+LAYERS_READ = [("0,1,3", [1, 2, 3]), (None, [1, 2, 3, 4]), ("2", [1])]
+STUDENTS = [(name, *case) for name in ("bert", "roberta", "distilbert") for case in LAYERS_READ]
+STUDENTS.append((common.MINILM, None, [3, 4, 5, 6]))  # of its six layers
+
+
+@pytest.mark.parametrize("name, layers, read", STUDENTS)
 def test_a_saved_student_states_and_repeats_its_embedding(
     models_folder, tmp_path, name, layers, read
 ):
-    encoder = dse.new_encoder(models_folder / name, layers)
+    """SentenceTransformer cannot concatenate layers. It must refuse the folder, not misread it."""
+    encoder = dse.new_encoder(name if name == common.MINILM else models_folder / name, layers)
     student = dse.Student(encoder, 2).eval()
     texts = demo_sentences(6)
     u = dse.embed_sentences(student, texts)
@@ -131,16 +133,6 @@ def test_a_saved_student_states_and_repeats_its_embedding(
     again = dse.load_student(tmp_path)
     assert difference(dse.embed_sentences(again, texts), u) < 1e-6
     assert torch.equal(again.head(u, u.flip(0)), student.head(u, u.flip(0)))
-
-
-def test_more_than_four_layers_give_the_last_four_which_sentence_transformers_refuses(tmp_path):
-    """It has no module that concatenates layers, and must not take a mean instead."""
-    from sentence_transformers import SentenceTransformer
-
-    student = dse.Student(dse.new_encoder(common.MINILM), 1)  # it has six layers
-    assert student.encoder.pooling["layers"] == [3, 4, 5, 6]
-    assert student.head.W.in_features == 4 * 4 * 384
-    dse.save_student(student, tmp_path)
     with pytest.raises(Exception, match="sentence_distillation|LayerPooling"):
         SentenceTransformer(str(tmp_path), device="cpu")
 
@@ -195,6 +187,13 @@ def write(path, *lines):
     return path
 
 
+def write_mrpc(root, **splits):
+    """Each split: rows (sentence, sentence, label)."""
+    for split, rows in splits.items():
+        lines = [f"{label}\t1\t2\t{first}\t{second}" for first, second, label in rows]
+        write(root / f"MRPC/{split}.tsv", MRPC, *lines)
+
+
 def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tmp_path):
     files = {"MNLI/train": "neutral - contradiction", "MNLI/dev_matched": "entailment"}
     files |= {"MNLI/dev_mismatched": "contradiction", "SNLI/train": "contradiction entailment"}
@@ -211,11 +210,10 @@ def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tm
 
 @pytest.mark.parametrize("test", [None, "#1 String\t#2 String\nA\tB"])
 def test_a_test_set_that_is_missing_or_without_labels_is_left_out(tmp_path, test):
-    for split in ("train", "dev"):
-        write(tmp_path / f"MRPC/{split}.tsv", MRPC, "1\t1\t2\tA\tB", "0\t1\t2\tA\tC")
+    rows = [("A", "B", 1), ("A", "C", 0)]
+    write_mrpc(tmp_path, train=rows, dev=rows)
     if test:
         write(tmp_path / "MRPC/test.tsv", test)
-    rows = [("A", "B", 1), ("A", "C", 0)]
     assert dse.read_task(tmp_path, "mrpc") == {"train": rows, "dev": rows}
 
 
@@ -261,9 +259,8 @@ def test_malformed_files_are_named_with_their_line(tmp_path, task, name, lines, 
 
 
 def test_one_label_alone_is_refused(tmp_path):
-    (tmp_path / "MRPC").mkdir()
-    write(tmp_path / "MRPC" / "train.tsv", MRPC, "1\t1\t2\tA\tB", "1\t1\t2\tC\tD")
-    write(tmp_path / "MRPC" / "dev.tsv", MRPC, "1\t1\t2\tA\tB", "0\t1\t2\tC\tD")
+    rows = [("A", "B", 1), ("C", "D", 1)]
+    write_mrpc(tmp_path, train=rows, dev=[*rows, ("C", "E", 0)])
     with pytest.raises(common.DataError, match="all labels of mrpc's training pairs are equal"):
         dse.read_task(tmp_path, "mrpc")
 
@@ -297,9 +294,8 @@ def test_logits_that_are_not_numbers_have_no_score():
 def mrpc(tmp_path_factory):
     """A folder with 12 pairs in MRPC's layout."""
     root, texts = tmp_path_factory.mktemp("glue"), demo_sentences(24)
-    rows = [f"{int(i % 3 > 0)}\t1\t2\t{texts[2 * i]}\t{texts[2 * i + 1]}" for i in range(12)]
-    for split in ("train", "dev", "test"):
-        write(root / f"MRPC/{split}.tsv", MRPC, *rows)
+    rows = [(texts[2 * i], texts[2 * i + 1], int(i % 3 > 0)) for i in range(12)]
+    write_mrpc(root, train=rows, dev=rows, test=rows)
     return root
 
 
@@ -421,24 +417,7 @@ def test_teacher_only_leaves_the_teacher_that_a_run_takes_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["teacher", "student"])
-def test_a_resumed_run_ends_as_an_undisturbed_one(
-    call_main, monkeypatch, models_folder, mrpc, tmp_path, stage
-):
+def test_a_resumed_run_is_the_same_run(check_resume, models_folder, mrpc, stage):
     options = ("--glue", mrpc, "--teacher", models_folder / "bert", "--batch-size", 4)
     options += ("--teacher-epochs", 2, "--epochs", 2, "--lr", 1e-3, "--eval-steps", 2)
-    table = call_main(dse, *options, "--output", tmp_path / "whole")
-    evaluate = common.Run.evaluate
-
-    def interrupt(run, step):
-        evaluate(run, step)
-        if (run.state["stage"], step) == (stage, 4):
-            raise KeyboardInterrupt
-
-    cut = ("--output", tmp_path / "cut", "--resume")
-    with monkeypatch.context() as patch:
-        patch.setattr(common.Run, "evaluate", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            call_main(dse, *options, *cut)
-    assert call_main(dse, *options, *cut) == table
-    for name in ("teacher/model.safetensors", "model.safetensors", "head.safetensors"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    check_resume(dse, stage, 4, *options)

@@ -4,11 +4,10 @@ import gzip
 import json
 import math
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from conftest import cosine, demo_sentences
+from conftest import cosine, demo_sentences, random_rows
 from torch import nn
 
 import common
@@ -32,16 +31,17 @@ def replace_in(path, old, new):
 
 @pytest.fixture
 def beir(tmp_path):
-    """A folder of 60 passages and 20 queries, passages of the demo without their first two words.
+    """A folder of 60 passages and 21 queries, passages of the demo without their first two words.
 
-    Query i is answered by passage i (score 2) and passage i + 20 (score 1), in train and test.
+    Query i is answered by passage i (score 2) and passage i + 20 (score 1), in train and test;
+    query 20 is in neither.
     """
     folder = tmp_path / "beir"
     (folder / "qrels").mkdir(parents=True)
     texts = demo_sentences(60)
     corpus = [dict(_id=f"d{i}", title="", text=text) for i, text in enumerate(texts)]
     write_json_lines(folder / "corpus.jsonl", corpus)
-    queries = [dict(_id=f"q{i}", text=without_two_words(texts[i])) for i in range(20)]
+    queries = [dict(_id=f"q{i}", text=without_two_words(texts[i])) for i in range(21)]
     write_json_lines(folder / "queries.jsonl", queries)
     lines = ["query-id\tcorpus-id\tscore"]
     lines += [f"q{i}\td{i}\t2" for i in range(20)]
@@ -58,37 +58,27 @@ def dot(u, v):
     return sum(a * b for a, b in zip(u, v))
 
 
-def randoms(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("scores_in_memory", [1, 500, 10**6])
-@pytest.mark.parametrize("size", [7, 100, 1000])
-def test_search_finds_what_a_full_sort_finds(monkeypatch, size, scores_in_memory):
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+@pytest.mark.parametrize("largest, depth", [(2, 333), (1000, 50)])
+def test_search_finds_what_a_full_sort_finds(monkeypatch, size, scores_in_memory, largest, depth):
+    """Of equal scores, which small whole numbers often have, the first passage ranks first."""
     monkeypatch.setattr(retrieval, "SCORES", scores_in_memory)
-    queries, passages = randoms(9, 8, seed=1), randoms(333, 8, seed=2)
-    found = retrieval.search(queries, passages.split(size), 50)
-    expected = (queries @ passages.T).argsort(dim=1, descending=True)[:, :50]
-    assert found == expected.tolist()
-
-
-@pytest.mark.parametrize("size", [1, 5, 64])
-def test_of_equal_scores_the_first_passage_wins_whatever_the_chunks(size):
-    """Small whole numbers, so that many scores are exactly equal."""
     random = np.random.default_rng(0)
-    queries = torch.tensor(random.integers(-2, 3, (6, 4)), dtype=torch.float32)
-    passages = torch.tensor(random.integers(-2, 3, (40, 4)), dtype=torch.float32)
-    found = retrieval.search(queries, passages.split(size), 40)
+    queries = torch.tensor(random.integers(-largest, largest + 1, (9, 4)), dtype=torch.float32)
+    passages = torch.tensor(random.integers(-largest, largest + 1, (333, 4)), dtype=torch.float32)
+    found = retrieval.search(queries, passages.split(size), depth)
     for query, numbers in zip(queries.tolist(), found):
         exact = [dot(query, passage) for passage in passages.tolist()]
-        assert numbers == sorted(range(40), key=lambda i: (-exact[i], i))
+        assert numbers == sorted(range(333), key=lambda i: (-exact[i], i))[:depth]
 
 
 # ---- metrics
 
 
 def test_metrics_by_hand():
-    found = [[4, 7, 2, *range(100, 1097)], [3, 9, 8, *range(100, 1097)]]
+    """The first query's own passage, 5, is left out of its ranking."""
+    found = [[5, 4, 7, 2, *range(100, 1097)], [3, 9, 8, *range(100, 1097)]]
     gain = 3 / math.log2(3) + 1 / math.log2(4)
     ideal = 3 + 1 / math.log2(3) + 1 / math.log2(4)
     expected = {
@@ -98,51 +88,29 @@ def test_metrics_by_hand():
         "Recall@100": 100 * (2 / 3) / 2,
         "Recall@1000": 100 * (1 + 1) / 2,
     }
-    answers = [{2: 1, 7: 3, 500: 1}, {999: 1}]
+    answers = [{2: 1, 7: 3, 500: 1, 5: LEFT_OUT}, {999: 1}]
     assert retrieval.metrics(found, answers) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_querys_own_passage_is_left_out_of_its_ranking():
-    found = [[4, 7, 2, 9], [4, 7, 2, 9]]
-    assert retrieval.metrics(found, [{7: 1}, {7: 1}])["MRR@10"] == 50
-    assert retrieval.metrics(found, [{7: 1, 4: LEFT_OUT}, {7: 1}])["MRR@10"] == 75
-
-
-def test_a_thousand_others_remain_when_a_querys_own_passage_is_left_out():
-    vectors = randoms(1100, 6).numpy()
-    query = torch.from_numpy(vectors[0])
-    order = torch.cosine_similarity(query, torch.from_numpy(vectors)).argsort(descending=True)
+def test_a_thousand_others_remain_when_a_querys_own_passage_is_left_out(monkeypatch):
+    """A corpus larger than memory is read in chunks."""
+    monkeypatch.setattr(retrieval, "CHUNK", 400)
+    vectors = random_rows(1100, 6)
+    order = torch.cosine_similarity(vectors[0], vectors).argsort(descending=True)
     split = ({"q": "0"}, {"q": {0: LEFT_OUT, int(order[1000]): 1}})
-
-    def encode(texts):
-        return vectors[[int(text) for text in texts]]
-
-    passages = map(str, range(1100))
-    scores = retrieval.evaluate(split, passages, [encode, encode], "cosine", "cpu")
-    assert scores["Recall@1000"] == 100
-
-
-def test_the_corpus_is_read_in_chunks(monkeypatch):
-    monkeypatch.setattr(retrieval, "CHUNK", 7)
     sizes = []
 
     def encode(texts):
         sizes.append(len(texts))
-        return randoms(len(texts), 4).numpy()
+        return vectors[[int(text) for text in texts]].numpy()
 
-    split = ({"q": "text"}, {"q": {3: 1}})
-    retrieval.evaluate(split, iter(["text"] * 23), [encode, encode], "dot", "cpu")
-    assert sizes == [1, 7, 7, 7, 2]
+    passages = map(str, range(1100))
+    scores = retrieval.evaluate(split, passages, [encode, encode], "cosine", "cpu")
+    assert scores["Recall@1000"] == 100
+    assert sizes == [1, 400, 400, 300]
 
 
 # ---- BEIR folders
-
-
-def test_passages_have_numbers_and_a_score_of_0_is_no_answer(beir):
-    queries, answers = retrieval.read_split(beir, "test")
-    assert list(queries) == list(answers) == [f"q{i}" for i in range(20)]
-    assert queries["q11"] == without_two_words(demo_sentences(12)[11])
-    assert list(answers.values()) == [{i: 2, i + 20: 1} for i in range(20)]
 
 
 def test_gzipped_files_titles_and_numbers_as_ids(tmp_path):
@@ -153,28 +121,19 @@ def test_gzipped_files_titles_and_numbers_as_ids(tmp_path):
     assert list(retrieval.read_texts(tmp_path, "corpus.jsonl")) == expected
 
 
-def test_a_passage_with_the_querys_id_is_its_own_unless_it_is_an_answer(beir):
+def test_answers_have_a_score_and_a_passage_with_the_querys_id_is_its_own(beir):
     """As in ArguAna, whose queries are passages; d3 is query d3's own passage and its answer."""
-    for old, new in (("q2", "d50"), ("q3", "d3")):
-        replace_in(beir / "queries.jsonl", f'"{old}"', f'"{new}"')
-        replace_in(beir / "qrels/test.tsv", f"{old}\t", f"{new}\t")
-    _, answers = retrieval.read_split(beir, "test")
-    assert answers["d50"] == {2: 2, 22: 1, 50: LEFT_OUT}
-    assert answers["d3"] == {3: 2, 23: 1}
-
-
-def test_names_on_the_hub(monkeypatch, tmp_path):
-    asked = []
-
-    def download(repository, file, repo_type):
-        asked.append((repository, file, repo_type))
-        return tmp_path
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    retrieval.find("BeIR/msmarco", "corpus.jsonl")
-    retrieval.find("BeIR/msmarco", "qrels/dev.tsv")
-    expected = [("BeIR/msmarco", "corpus.jsonl.gz"), ("BeIR/msmarco-qrels", "dev.tsv")]
-    assert asked == [(*row, "dataset") for row in expected]
+    names = [f"q{i}" for i in range(20)]
+    for i, new in ((2, "d50"), (3, "d3")):
+        replace_in(beir / "queries.jsonl", f'"{names[i]}"', f'"{new}"')
+        replace_in(beir / "qrels/test.tsv", f"{names[i]}\t", f"{new}\t")
+        names[i] = new
+    queries, answers = retrieval.read_split(beir, "test")
+    texts = map(without_two_words, demo_sentences(20))
+    assert list(queries.items()) == list(zip(names, texts))
+    expected = [{i: 2, i + 20: 1} for i in range(20)]
+    expected[2][50] = LEFT_OUT
+    assert list(answers.items()) == list(zip(names, expected))
 
 
 # file, old text, new text, error
@@ -183,7 +142,7 @@ BROKEN = {
     "unknown passage": ("qrels/test.tsv", "q3\td3\t", "q3\td99\t", "test.tsv:5: 'd99'"),
     "score in words": ("qrels/test.tsv", "d3\t2", "d3\tyes", "test.tsv:5: "),
     "no score": ("qrels/test.tsv", "d3\t2", "d3", "test.tsv:5: 2 tab-separated columns"),
-    "no answer": ("qrels/test.tsv", "q3\td3\t2\n", "q3\td3\t0\n", None),
+    "no answer": ("qrels/test.tsv", "q0\td50", "q20\td50", "'q20' has no score above 0"),
     "repeated passage": ("corpus.jsonl", '"d7"', '"d6"', "corpus.jsonl:8: id 'd6' is used above"),
     "repeated query": ("queries.jsonl", '"q7"', '"q6"', "queries.jsonl:8: id 'q6' is used above"),
     "no JSON": ("corpus.jsonl", '{"_id": "d7"', '{"_id": "d7', "corpus.jsonl:8: "),
@@ -195,9 +154,6 @@ BROKEN = {
 def test_a_broken_folder_is_refused(beir, case):
     name, old, new, expected = BROKEN[case]
     replace_in(beir / name, old, new)
-    if case == "no answer":
-        replace_in(beir / name, "q3\td23\t1\n", "")
-        expected = "test.tsv: query 'q3' has no score above 0"
     with pytest.raises(common.DataError) as error:
         retrieval.read_split(beir, "test")
     assert expected in str(error.value)
@@ -206,27 +162,20 @@ def test_a_broken_folder_is_refused(beir, case):
 # ---- training data
 
 
-def test_every_tenth_training_query_is_for_dev(beir, monkeypatch):
+@pytest.mark.parametrize("most, dev, others", [(2000, [9, 19], [19, 29, 39]), (1, [19], [19, 39])])
+def test_every_tenth_training_query_or_fewer_are_for_dev(beir, monkeypatch, most, dev, others):
+    """They are compared with the first passages and `others`, which answer them."""
     monkeypatch.setattr(retrieval, "DEV_PASSAGES", 12)
     texts = demo_sentences(60)
-    data, (split, passages) = retrieval.read_training(beir, 2000)
-    dev = [9, 19]
+    data, ((queries, answers), passages) = retrieval.read_training(beir, most)
     assert data.passages == texts
     assert list(data.queries) == [f"q{i}" for i in range(20) if i not in dev]
     assert data.answers["q1"] == {1: 2, 21: 1}
-    queries, answers = split
     assert queries == {f"q{i}": without_two_words(texts[i]) for i in dev}
-    assert passages == [*texts[:12], texts[19], texts[29], texts[39]]
+    assert passages == texts[:12] + [texts[i] for i in others]
     for i in dev:
         named = {passages[number]: score for number, score in answers[f"q{i}"].items()}
         assert named == {texts[i]: 2, texts[i + 20]: 1}
-
-
-@pytest.mark.parametrize(("most", "expected"), [(100, [9, 19]), (1, [19])])
-def test_dev_queries_are_spread_over_the_training_queries(beir, most, expected):
-    data, ((queries, _), _) = retrieval.read_training(beir, most)
-    assert list(queries) == [f"q{position}" for position in expected]
-    assert len(data.queries) == 20 - len(expected)
 
 
 def test_passages_with_the_same_text_are_one_passage(beir):
@@ -250,7 +199,7 @@ def test_passages_with_the_same_text_are_one_passage(beir):
 def test_hard_negatives_are_the_nearest_passages_that_do_not_answer(beir, monkeypatch, similarity):
     monkeypatch.setattr(retrieval, "CHUNK", 25)
     data, _ = retrieval.read_training(beir, 2000)
-    vectors = randoms(78, 6).numpy() * np.random.default_rng(0).uniform(0.2, 5, size=(78, 1))
+    vectors = random_rows(78, 6).numpy() * np.random.default_rng(0).uniform(0.2, 5, size=(78, 1))
     data.answers["q0"][int(similarity_order(similarity, vectors, 60)[0])] = LEFT_OUT
     found = retrieval.mine_hard_negatives(vectors, data, 4, similarity.__name__, "cpu")
     for row, (name, numbers) in enumerate(zip(data.queries, found)):
@@ -261,43 +210,6 @@ def test_hard_negatives_are_the_nearest_passages_that_do_not_answer(beir, monkey
 def similarity_order(similarity, vectors, query):
     values = [similarity(vectors[query].tolist(), passage) for passage in vectors[:60].tolist()]
     return sorted(range(60), key=lambda i: -values[i])
-
-
-@pytest.fixture
-def negatives(beir, tmp_path):
-    """A file of hard negatives -> data, the file, Q lists."""
-    data, _ = retrieval.read_training(beir, 2000)
-    lists = [[(i + 40) % 60, (i + 47) % 60, (i + 51) % 60] for i in range(18)]
-    rows = zip(data.queries, lists)
-    lines = ["\t".join([query, *(f"d{number}" for number in row)]) for query, row in rows]
-    (tmp_path / "negatives.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    return data, tmp_path / "negatives.tsv", lists
-
-
-def test_hard_negatives_are_read(negatives):
-    data, path, lists = negatives
-    lines = path.read_text().splitlines()
-    assert lines[1] == "q1\td41\td48\td52"
-    path.write_text("\n".join(["another\td1\td2", *reversed(lines)]) + "\n")
-    assert retrieval.read_negatives(path, data, 2) == [row[:2] for row in lists]
-
-
-WRONG_NEGATIVES = {
-    "too few": ("q1\td41\td48\td52", "q1\td41", ":2: query 'q1' has too few passages"),
-    "an unknown passage": ("q1\td41", "q1\td99", ":2: 'd99'"),
-    "an answer": ("q1\td41", "q1\td21", ":2: query 'q1' has too few passages, or one that answers"),
-    "no line": ("q1\td41\td48\td52\n", "", ": 'q1'"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_NEGATIVES)
-def test_wrong_hard_negatives_are_refused(negatives, case):
-    data, path, _ = negatives
-    old, new, expected = WRONG_NEGATIVES[case]
-    replace_in(path, old, new)
-    with pytest.raises(common.DataError) as error:
-        retrieval.read_negatives(path, data, 2)
-    assert f"{path}{expected}" in str(error.value)
 
 
 # ---- the program

@@ -154,7 +154,7 @@ def test_a_model_that_pools_several_layers_is_embedded_so(senteval, models_folde
 
 
 @pytest.mark.slow
-def test_the_teacher_on_real_data_has_the_score_of_results_md(shared_data, teacher):
+def test_the_teacher_on_real_data_has_the_score_of_the_archive(shared_data, teacher):
     tasks = {"CR": eval_transfer.read_task(shared_data / "senteval", "CR", 10)}
     score = eval_transfer.score_model("", teacher, tasks, 10)["CR"]
     assert score == pytest.approx(82.57, abs=0.2)

@@ -128,11 +128,12 @@ def test_texts(fuzz, tmp_path, name):
 
 def test_sts(fuzz, tmp_path):
     rows = b"g\tf\ty\t1\t4.5\tA boy.\tA lad \xc3\xa9\ng\tf\ty\t2\t0\tA girl.\tA dog.\n"
-    files = {f"STS/STSBenchmark/sts-{split}.csv": rows for split in ("dev", "test")}
+    files = {f"data/STS/STSBenchmark/sts-{split}.csv": rows for split in ("dev", "test")}
     for year in range(12, 17):
-        files[f"STS/STS{year}-en-test/STS.input.x.txt"] = b"a\tb\nc\td\ne\tf\n"
-        files[f"STS/STS{year}-en-test/STS.gs.x.txt"] = b"1\n\n2.5\n"
-    files["SICK/SICK_test_annotated.txt"] = b"pair_ID\tA\tB\trelatedness_score\n1\ta b\tc\t1.5\n"
+        files[f"data/STS/STS{year}-en-test/STS.input.x.txt"] = b"a\tb\nc\td\ne\tf\n"
+        files[f"data/STS/STS{year}-en-test/STS.gs.x.txt"] = b"1\n\n2.5\n"
+    sick = b"pair_ID\tA\tB\trelatedness_score\n1\ta b\tc\t1.5\n"
+    files["data/SICK/SICK_test_annotated.txt"] = sick
     read = common.read_sts
     fuzz(files, lambda: [*read(tmp_path).values(), *read(tmp_path, "dev").values()], is_sound)
 

@@ -1,5 +1,6 @@
 """Downloads by the real huggingface_hub client, from a local server that answers like the Hub."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -10,7 +11,6 @@ import sys
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 DATA = "datasets/princeton-nlp/datasets-for-simcse"
 WIKI, NLI, SENTEVAL = "wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar"
 TRIPLETS = b"sent0,sent1,hard_neg\na boy plays,a lad plays,a cook eats\n"
+BEIR = gzip.compress(b'{"_id": "0", "text": "a boy"}\n{"_id": "1", "text": "a lad"}\n')
 COMMIT = "a" * 40
 API = re.compile(r"/api/(models|datasets)/(.+?)(?:/(?:revision|tree)/[^/]+)?")
 
@@ -109,11 +110,13 @@ def hub(models_folder):
         DATA: {WIKI: lines * 300, SENTEVAL: senteval_tar(), NLI: TRIPLETS},
         "datasets/some/one": {"README.md": b"", ".gitattributes": b"", "news.en": lines},
         "datasets/some/two": {"README.md": b"", "a.txt": lines, "b/c.txt": lines * 2},
+        "datasets/some/beir": {"corpus.jsonl.gz": BEIR, "queries.jsonl.gz": BEIR},
+        "datasets/some/beir-qrels": {"dev.tsv": b"query-id\tcorpus-id\tscore\n1\t0\t2\n"},
         "someone/model": read_folder(models_folder / "mean") | not_wanted,
         "someone/old": pickled(models_folder / "pooler"),
-        "princeton-nlp/sup-simcse-tiny": read_folder(models_folder / "bert"),
-        "princeton-nlp/unsup-simcse-tiny": read_folder(models_folder / "bert"),
     }
+    for owner in ("princeton-nlp/unsup", "princeton-nlp/sup", "someone/sup"):
+        server.repositories[f"{owner}-simcse-tiny"] = read_folder(models_folder / "bert")
     server.broken, server.requests = set(), []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -126,6 +129,7 @@ def downloads(hub):
 
 CODE = """
 import time
+import eval_retrieval
 from common import *
 time.sleep = lambda seconds: None  # between the client's retries
 for expression in sys.argv[1:]:
@@ -159,71 +163,67 @@ def ask(hub, tmp_path):
     return call
 
 
-def test_sts_nli_and_wiki_are_downloaded_once(ask, hub):
-    expressions = [
-        f'len(read_sentences(resolve("{WIKI}")))',
-        f'len(read_sts(resolve("{SENTEVAL}"), "dev")["dev"])',
-        f'read_triplets(resolve("{NLI}"))',
-    ]
+def test_sts_nli_and_wiki_are_downloaded_once_and_whole(ask, hub):
+    """An error names the page to download from, and a broken download leaves nothing behind."""
+    readers = {
+        WIKI: f'len(read_sentences(resolve("{WIKI}")))',
+        SENTEVAL: f'len(read_sts(resolve("{SENTEVAL}"), "dev")["dev"])',
+        NLI: f'read_triplets(resolve("{NLI}"))',
+    }
+    hub.broken |= {WIKI, SENTEVAL, NLI}
+    for name, line in zip(readers, ask(*readers.values())):
+        assert line.startswith(f"error: {name}: "), line
+        assert f"huggingface.co/{DATA}" in line
+    hub.broken.clear()
+    hub.requests.clear()
     expected = ["600", "9", "[['a boy plays'], ['a lad plays'], ['a cook eats']]"]
-    assert ask(*expressions) == expected
+    assert ask(*readers.values()) == expected
     before = downloads(hub)
     assert len(before) == 3
-    assert ask(*expressions) == expected
+    assert ask(*readers.values()) == expected
     assert downloads(hub) == before
 
 
-def test_a_data_set_is_downloaded_by_its_name(ask):
-    """OWNER/NAME where it has one file of data, OWNER/NAME:FILE where it has several."""
-    names = ("some/one", "some/two:b/c.txt", "some/two", "some/two:d.txt", "some/none", "mine.txt")
-    *sizes, several, no_file, no_repository, no_data = ask(
-        *(f'len(training_sentences("{name}"))' for name in names)
-    )
-    assert sizes == ["2", "4"]
-    assert several.startswith("error: some/two: ")
-    assert "some/two:FILE" in several
-    assert no_file.startswith("error: some/two:d.txt: ")
-    assert no_repository.startswith("error: some/none: ")
-    assert "huggingface.co/datasets/some/none" in no_repository
-    assert no_data.startswith("error: mine.txt: ")
+def test_without_the_hub_the_error_names_the_page(ask, hub):
+    hub.shutdown()
+    hub.server_close()
+    (line,) = ask(f'resolve("{NLI}")')
+    assert line.startswith(f"error: {NLI}: ")
+    assert f"huggingface.co/{DATA}" in line
 
 
 def encoder(name):
     return f'(lambda e: (e.pooling, len(e.heads), e.normalize))(load_encoder("{name}"))'
 
 
-def test_models_are_downloaded_with_their_pooling(ask, hub):
-    """Those of SimCSE have no modules.json; they are read as their authors do."""
-    names = ("princeton-nlp/sup-simcse-tiny", "princeton-nlp/unsup-simcse-tiny", "someone/model")
-    expected = ["('cls', 1, False)", "('cls', 0, False)", "('mean', 0, True)"]
-    assert ask(*map(encoder, names)) == expected
-    files = {path.rpartition("/")[2] for path in downloads(hub)}
+# What is asked for, and its value or the parts of its error.
+DOWNLOADS = {
+    # OWNER/NAME where a data set has one file, OWNER/NAME:FILE where it has several
+    'len(training_sentences("some/one"))': "2",
+    'len(training_sentences("some/two:b/c.txt"))': "4",
+    'training_sentences("some/two")': ("error: some/two: ", "some/two:FILE"),
+    'training_sentences("some/two:d.txt")': ("error: some/two:d.txt: ",),
+    'training_sentences("some/none")': ("error: some/none: ", "huggingface.co/datasets/some/none"),
+    'training_sentences("mine.txt")': ("error: mine.txt: ",),
+    'eval_retrieval.read_split("some/beir", "dev")': "({'1': 'a lad'}, {'1': {0: 2, 1: -1}})",
+    # SimCSE's models have no modules.json; they are read as their authors do
+    encoder("princeton-nlp/sup-simcse-tiny"): "('cls', 1, False)",
+    encoder("princeton-nlp/unsup-simcse-tiny"): "('cls', 0, False)",
+    encoder("someone/sup-simcse-tiny"): "('mean', 0, False)",
+    encoder("someone/model"): "('mean', 0, True)",
+    encoder("someone/old"): "('cls', 1, False)",
+    encoder("someone/nothing"): ("error: someone/nothing: ", "huggingface.co/someone/nothing"),
+}
+
+
+def test_data_and_models_are_downloaded_by_name(ask, hub):
+    """Pickled weights are downloaded only where there are no others."""
+    for (expression, expected), line in zip(DOWNLOADS.items(), ask(*DOWNLOADS)):
+        if isinstance(expected, str):
+            assert line == expected, expression
+        else:
+            assert line.startswith(expected[0]) and expected[-1] in line, expression
+    paths = [path for path in downloads(hub) if not path.startswith("/someone/old/")]
+    files = {path.rpartition("/")[2] for path in paths}
     assert "model.safetensors" in files
     assert not files & {"pytorch_model.bin", "model.onnx"}
-
-
-def test_pickled_weights_are_downloaded_where_there_are_no_others(ask):
-    assert ask(encoder("someone/old")) == ["('cls', 1, False)"]
-
-
-def test_a_broken_download_is_reported_and_not_kept(ask, hub):
-    hub.broken |= {WIKI, SENTEVAL}
-    expressions = [f'resolve("{name}")' for name in (WIKI, SENTEVAL)]
-    for name, line in zip((WIKI, SENTEVAL), ask(*expressions)):
-        assert line.startswith(f"error: {name}: "), line
-        assert "huggingface.co/datasets/princeton-nlp/datasets-for-simcse" in line
-    hub.broken.clear()
-    wiki, senteval = map(Path, ask(*expressions))
-    assert wiki.read_bytes() == hub.repositories[DATA][WIKI]
-    assert (senteval / "STS" / "STSBenchmark" / "sts-dev.csv").exists()
-
-
-def test_no_such_model_and_no_hub(ask, hub):
-    (line,) = ask('load_encoder("someone/nothing")')
-    assert line.startswith("error: someone/nothing: ")
-    assert "huggingface.co/someone/nothing" in line
-    hub.shutdown()
-    hub.server_close()
-    (line,) = ask(f'resolve("{NLI}")')
-    assert line.startswith(f"error: {NLI}: ")
-    assert "huggingface.co/datasets/princeton-nlp/datasets-for-simcse" in line

@@ -1,14 +1,27 @@
-"""ibkd.py: its losses against plain loops, two steps of each stage by hand, runs of both tasks."""
+"""ibkd.py: its losses against plain loops, three steps of each stage by hand, runs of both tasks.
+
+test_ckd.py tests its pooling, too.
+"""
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import DEMO, cosine, demo_lines, demo_sentences, demo_triplets, dev_scores, rows
-from sentence_transformers import SentenceTransformer
+from conftest import (
+    check_student,
+    cosine,
+    demo_lines,
+    demo_sentences,
+    demo_triplets,
+    dev_scores,
+    infonce,
+    losses,
+    random_rows,
+)
 
 import ckd
 import common
@@ -16,11 +29,6 @@ import eval_retrieval
 import ibkd
 
 KERNELS = ("rbf", "imq", "linear")
-
-
-def randoms(count, dimension, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, dimension, dtype=torch.float64, generator=generator)
 
 
 # ---- losses
@@ -39,7 +47,7 @@ def gram_by_loops(name, z, gamma):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_gram_matrix_is_equation_7(name):
-    z = randoms(7, 4, 1)
+    z = random_rows(7, 4, seed=1)
     expected = torch.tensor(gram_by_loops(name, z.tolist(), 0.3), dtype=torch.float64)
     assert (ibkd.gram_matrix(z, name, 0.3) - expected).abs().max() < 1e-10
 
@@ -57,65 +65,44 @@ def hsic_by_loops(gram_x, gram_s):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_hsic_is_equation_6(name):
-    x, s = randoms(7, 4, 1), randoms(7, 3, 2)
+    x, s = random_rows(7, 4, seed=1), random_rows(7, 3, seed=2)
     result = ibkd.hsic(ibkd.gram_matrix(x, name, 0.5), ibkd.gram_matrix(s, name, 0.5))
     expected = hsic_by_loops(*(gram_by_loops(name, z.tolist(), 0.5) for z in (x, s)))
     assert result.item() == pytest.approx(expected, abs=1e-10)
     assert expected > 0
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_hsic_tends_to_0_for_independent_samples_and_not_for_a_variable_with_itself(name):
-    independent = []
-    itself = []
-    for l in (20, 1000):
-        x = ibkd.gram_matrix(randoms(l, 3, l), name, 0.5)
-        other = ibkd.gram_matrix(randoms(l, 3, l + 1), name, 0.5)
-        independent.append(ibkd.hsic(x, other).item())
-        itself.append(ibkd.hsic(x, x).item())
-    assert independent[0] > 10 * independent[1]
-    assert itself[1] > 0.3 * itself[0]
-
-
-def contrast_by_loops(anchors, positives, hard_negatives, tau):
-    """-log of the share that its own positive has; hard_negatives: a list for each anchor."""
-    total = 0.0
-    for i, anchor in enumerate(anchors):
-        powers = [math.exp(cosine(anchor, key) / tau) for key in [*positives, *hard_negatives[i]]]
-        total -= math.log(powers[i] / sum(powers)) / len(anchors)
-    return total
-
-
 def test_info_nce_is_that_of_section_3_1():
-    student, teacher = randoms(6, 5, 1), randoms(6, 5, 2)
-    expected = contrast_by_loops(student.tolist(), teacher.tolist(), [[]] * 6, 0.1)
+    student, teacher = random_rows(6, 5, seed=1), random_rows(6, 5, seed=2)
+    expected = infonce(student.tolist(), teacher.tolist(), 0.1)
     assert ibkd.info_nce(student, teacher, 0.1).item() == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize("of_the_batch", [False, True])
 def test_supervised_info_nce_is_equation_10(of_the_batch):
-    anchor, positive = randoms(4, 5, 1), randoms(4, 5, 2)
-    hard = randoms(12, 5, 3).view(4, 3, 5)
+    anchor, positive = random_rows(4, 5, seed=1), random_rows(4, 5, seed=2)
+    hard = random_rows(4, 3, 5, seed=3)
     lists = [hard.flatten(0, 1).tolist()] * 4 if of_the_batch else hard.tolist()
-    expected = contrast_by_loops(anchor.tolist(), positive.tolist(), lists, 0.1)
+    expected = infonce(anchor.tolist(), positive.tolist(), 0.1, own_keys=lists)
     result = ibkd.supervised_info_nce(anchor, positive, hard, 0.1, of_the_batch)
     assert result.item() == pytest.approx(expected, abs=1e-10)
 
 
-LOSSES = {"info_nce": lambda x: ibkd.info_nce(x, randoms(4, 3, 2), 0.1)} | {
-    name: lambda s, name=name: ibkd.hsic(
-        ibkd.gram_matrix(randoms(4, 5, 2), name, 0.5), ibkd.gram_matrix(s, name, 0.5)
-    )
-    for name in KERNELS
+def hsic_of(s, kernel):
+    x = random_rows(4, 5, seed=2)
+    return ibkd.hsic(ibkd.gram_matrix(x, kernel, 0.5), ibkd.gram_matrix(s, kernel, 0.5))
+
+
+TEACHER, HARD = random_rows(4, 3, seed=2), random_rows(4, 2, 3, seed=3)
+LOSSES = {kernel: partial(hsic_of, kernel=kernel) for kernel in KERNELS} | {
+    "info_nce": lambda x: ibkd.info_nce(x, TEACHER, 0.1),
+    "supervised": lambda x: ibkd.supervised_info_nce(x, TEACHER, HARD, 0.1),
 }
-LOSSES["supervised"] = lambda x: ibkd.supervised_info_nce(
-    x, randoms(4, 3, 2), randoms(8, 3, 3).view(4, 2, 3), 0.1
-)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients(name):
-    assert torch.autograd.gradcheck(LOSSES[name], randoms(4, 3, 1).requires_grad_())
+    assert torch.autograd.gradcheck(LOSSES[name], random_rows(4, 3, seed=1).requires_grad_())
 
 
 # ---- student
@@ -148,33 +135,7 @@ def test_a_kept_mapping_comes_after_s(models_folder, name, dimension):
     assert torch.allclose(ibkd.embed(encoder, *batch), expected, atol=1e-5)
 
 
-def test_a_mapping_that_is_not_kept_is_no_part_of_the_encoder(models_folder):
-    encoder = common.load_encoder(models_folder / "mean")
-    assert ibkd.Student(encoder, 48, keep=False).mapping.weight.shape == (48, 32)
-    assert encoder.dimension == 32
-
-
-def test_texts_are_embedded_in_parts_and_come_back_in_their_places(models_folder, monkeypatch):
-    monkeypatch.setattr(ibkd, "PART", 3)
-    encoder = common.load_encoder(models_folder / "cls").eval()
-    tokens = common.Tokens(encoder, demo_sentences(20))
-    rows = np.array([7, 0, 19, 4, 12, 3, 7, 15])
-    s = ibkd.embed_in_parts(ibkd.Student(encoder, None, keep=True), tokens, rows, "cpu")
-    for place, row in enumerate(rows):
-        (one,) = ibkd.embed(encoder, *tokens.batch(np.array([row])))
-        assert (s[place] - one).abs().max() < 1e-5
-
-
 # ---- three steps of each stage, by hand
-
-
-@pytest.fixture
-def data(files, tmp_path):
-    """20 sentences and 20 triplets of several lengths."""
-    (tmp_path / "train.txt").write_text("\n".join(demo_sentences(20)))
-    (tmp_path / "triplets.csv").write_text("\n".join(demo_lines("triplets.csv", 21)))
-    options = ("--train", tmp_path / "train.txt", "--triplets", tmp_path / "triplets.csv")
-    return *options, "--dev", files / "dev.tsv", "--output", tmp_path / "out"
 
 
 def dropless_copy(models_folder):
@@ -222,12 +183,28 @@ STEPS = ("--dropout", 0, "--max-steps", 3, "--eval-steps", 3, "--beta1", 20, "--
 STEPS += ("--temperature", 0.01, "--finetune-temperature", 0.01)
 
 
-def test_three_steps_of_stage_1_by_hand(call_main, monkeypatch, models_folder, data, tmp_path):
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
-    models = ("--teacher", models_folder / "wide", "--student", models_folder / "bert")
-    options = ("--stage", "distill", "--batch-size", 8, "--lr", 3e-3)
-    call_main(ibkd, *data, *models, *STEPS, *options)
+@pytest.fixture
+def logged(call_main, monkeypatch, models_folder, files, tmp_path):
+    """logged("--option", ...) -> the losses of three steps on 20 sentences or triplets.
 
+    Positives and negatives are embedded in several parts, as they are in larger batches.
+    """
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    monkeypatch.setattr(ibkd, "PART", 3)
+    (tmp_path / "train.txt").write_text("\n".join(demo_sentences(20)))
+    (tmp_path / "triplets.csv").write_text("\n".join(demo_lines("triplets.csv", 21)))
+
+    def call(*options):
+        data = ("--train", tmp_path / "train.txt", "--triplets", tmp_path / "triplets.csv")
+        data += ("--dev", files / "dev.tsv", "--output", tmp_path / "out")
+        call_main(ibkd, *data, "--student", models_folder / "bert", *STEPS, *options)
+        return list(losses(tmp_path / "out").values())
+
+    return call
+
+
+def test_three_steps_of_stage_1_by_hand(logged, models_folder, tmp_path):
+    """And W, from 32 to 48 dimensions, is no part of the student that is left."""
     texts = demo_sentences(20)
     model, encode = dropless_copy(models_folder)
     teacher = common.load_encoder(models_folder / "wide").eval()
@@ -242,17 +219,13 @@ def test_three_steps_of_stage_1_by_hand(call_main, monkeypatch, models_folder, d
 
     lengths = np.array([len(teacher.tokenizer(text).input_ids) for text in texts])
     expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    logged = [row["loss"] for row in rows(tmp_path / "out") if "loss" in row]
-    assert logged == pytest.approx(expected, rel=1e-4)
+    options = ("--teacher", models_folder / "wide", "--stage", "distill")
+    assert logged(*options, "--batch-size", 8, "--lr", 3e-3) == pytest.approx(expected, rel=1e-4)
+    assert common.load_encoder(tmp_path / "out").dimension == 32
 
 
-def test_three_steps_of_stage_2_by_hand(call_main, monkeypatch, models_folder, data, tmp_path):
+def test_three_steps_of_stage_2_by_hand(logged, models_folder):
     """With W_proj: InfoNCE is of S', HSIC of S."""
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
-    models = ("--student", models_folder / "bert", "--dim", 16)
-    options = ("--stage", "finetune", "--finetune-batch-size", 8, "--finetune-lr", 3e-3)
-    call_main(ibkd, *data, *models, *STEPS, *options)
-
     sides = demo_triplets(20)
     model, encode = dropless_copy(models_folder)
     torch.manual_seed(0)
@@ -270,8 +243,8 @@ def test_three_steps_of_stage_2_by_hand(call_main, monkeypatch, models_folder, d
     tokenizer = common.load_encoder(models_folder / "bert").tokenizer
     lengths = np.array([len(tokenizer(text).input_ids) for text in sides[0]])
     expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    logged = [row["loss"] for row in rows(tmp_path / "out") if "loss" in row]
-    assert logged == pytest.approx(expected, rel=1e-4)
+    options = ("--stage", "finetune", "--dim", 16, "--finetune-batch-size", 8)
+    assert logged(*options, "--finetune-lr", 3e-3) == pytest.approx(expected, rel=1e-4)
 
 
 # ---- runs
@@ -279,83 +252,54 @@ def test_three_steps_of_stage_2_by_hand(call_main, monkeypatch, models_folder, d
 TINY = ("--epochs", 1, "--batch-size", 32, "--lr", 1e-3, "--eval-steps", 4)
 TINY += ("--finetune-epochs", 1, "--finetune-batch-size", 32)
 SETTINGS = {
-    "layers of the teacher": ("mean", "--student-layers", "0,2"),
-    "projection": ("wide", "--student", "bert", "--kernel", "imq", "--dim", 16),
-    "W kept, then projected": ("wide", "--student-layers", "1,3", "--keep-mapping", "--dim", 16),
-    "W kept, square": ("mean", "--student-layers", 2, "--keep-mapping"),
-    "pooler, CKD": ("wide", "--student", "pooler", "--beta1", 0, "--beta2", 0),
-    "other options": ("cls", "--student", "distilbert", "--batch-negatives", "--kernel", "linear"),
+    "layers of the teacher": "--student-layers 0,2",
+    "projection": "--teacher wide --student bert --kernel imq --dim 16",
+    "W kept, then projected": "--teacher wide --student-layers 1,3 --keep-mapping --dim 16",
+    "W kept, square": "--student-layers 2 --keep-mapping",
+    "pooler, CKD": "--teacher wide --student pooler --beta1 0 --beta2 0",
+    "other options": "--teacher cls --student distilbert --batch-negatives --kernel linear",
 }
 
 
-@pytest.fixture
-def train(call_main, models_folder, files, tmp_path):
-    """train("out", "wide", ...) -> what a run with this teacher prints."""
-
-    def call(name, teacher, *more):
-        more = [
-            models_folder / part if (models_folder / str(part)).exists() else part for part in more
-        ]
-        data = ("--train", files / "sentences.txt", "--triplets", files / "triplets.csv")
-        data += ("--dev", files / "dev.tsv", "--output", tmp_path / name)
-        return call_main(ibkd, "--teacher", models_folder / teacher, *data, *TINY, *more)
-
-    return call
+def options(models_folder, files, more):
+    """Of both stages. The last ones are given in one text, with models by their names."""
+    paths = {path.name: path for path in models_folder.iterdir()}
+    data = ("--train", files / "sentences.txt", "--triplets", files / "triplets.csv")
+    data += ("--dev", files / "dev.tsv", "--teacher", models_folder / "mean")
+    return (*data, *TINY, *(paths.get(word, word) for word in more.split()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_run_leaves_the_best_student(train, files, tmp_path, setting):
-    train("out", *SETTINGS[setting])
-    scores = dev_scores(tmp_path / "out")
+def test_a_run_leaves_the_best_student(call_main, models_folder, files, tmp_path, setting):
+    more = SETTINGS[setting]
+    out = tmp_path / "out"
+    printed = call_main(ibkd, *options(models_folder, files, more), "--output", out)
+    scores = dev_scores(out)
     assert {stage for stage, _ in scores} == {"distill", "finetune"}
-    encoder = common.load_encoder(tmp_path / "out")
-    texts = demo_sentences(20)
-    ours = common.encode(ibkd.embed, encoder, texts)
-    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
-    assert np.abs(theirs - ours).max() < 1e-5
-    assert encoder.dimension == (16 if "--dim" in SETTINGS[setting] else 32)
-    sets = {"dev": common.read_scored_pairs(files / "dev.tsv")}
-    dev = common.spearman(lambda texts: common.encode(ibkd.embed, encoder, texts), sets)["dev"]
     best = max(score for (stage, _), score in scores.items() if stage == "finetune")
-    assert dev == pytest.approx(best, abs=1e-4)
+    vectors = check_student(ibkd, out, files / "dev.tsv", best, printed)
+    assert vectors.shape[1] == (16 if "--dim" in more else 32)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "step"), [("distill", 10), ("finetune", 2)])
 @pytest.mark.parametrize("dimension", [16, 32])
-def test_an_interrupted_run_gives_the_same_student(
-    train, monkeypatch, tmp_path, stage, step, dimension
-):
-    """Killed at the end of stage 1, or in stage 2, whose best student ends in W_proj already."""
-    evaluate = common.Run.evaluate
-
-    def interrupt(run, number):
-        evaluate(run, number)
-        if (run.state["stage"], number) == (stage, step):
-            raise KeyboardInterrupt
-
-    options = ("wide", "--student", "bert", "--dim", dimension, "--eval-steps", 2)
-    train("intact", *options)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(common.Run, "evaluate", interrupt)
-        train("killed", *options)
-    train("killed", *options, "--resume")
-    assert dev_scores(tmp_path / "killed") == dev_scores(tmp_path / "intact")
-    for path in (tmp_path / "intact").rglob("model.safetensors"):
-        other = tmp_path / "killed" / path.relative_to(tmp_path / "intact")
-        assert path.read_bytes() == other.read_bytes()
+def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files, stage, step, dimension):
+    """Stopped at the end of stage 1, or in stage 2, whose best student ends in W_proj already."""
+    more = f"--teacher wide --student bert --dim {dimension} --eval-steps 2"
+    check_resume(ibkd, stage, step, *options(models_folder, files, more))
 
 
 @pytest.mark.slow
 def test_a_retrieval_run(call_main, models_folder, tmp_path):
     """Its test scores are those of eval_retrieval.py."""
     models = ("--teacher", models_folder / "wide", "--student-layers", "0,2", *TINY)
-    task = ("--task", "dr", "--beir", DEMO / "beir")
+    task = ("--task", "dr", "--beir", common.DEMO / "beir")
     printed = call_main(ibkd, *task, *models, "--output", tmp_path / "out")
     header, *table = [line for line in printed.splitlines() if line.startswith("|")]
     assert [name.strip() for name in header.split("|")][2:4] == ["dev MRR@10", "MRR@10"]
-    options = ("--beir", DEMO / "beir", "--json", tmp_path / "scores.json")
+    options = ("--beir", common.DEMO / "beir", "--json", tmp_path / "scores.json")
     call_main(eval_retrieval, tmp_path / "out", *options)
     (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
     assert float(table[-1].split("|")[3]) == pytest.approx(scores["MRR@10"], abs=0.006)

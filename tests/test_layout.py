@@ -1,90 +1,51 @@
 """The rule of the house: a script stands on common.py alone, and its upper part on torch alone."""
 
-import ast
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 from conftest import DEMO, ROOT, dev_scores
-from processes import finish, start
-
-METHODS = ("ckd", "congen", "ibkd", "dse", "distilface")
-SCRIPTS = (*METHODS, "eval_sts", "eval_retrieval")
-EXTRAS = sorted(path.stem for path in (ROOT / "extras").glob("*.py"))
-SIGNATURES = {  # readers and tests rely on these names and orders
-    "ckd.contrastive_distillation_loss": "student teacher queue temperature",
-    "ckd.mse_loss": "student teacher",
-    "ckd.supervised_contrastive_loss": "anchor positive hard_negative temperature",
-    "congen.similarity_distribution": "z queue temperature",
-    "congen.congen_loss": "student_control student_generalize teacher_reference queue "
-    "teacher_temperature student_temperature alpha",
-    "ibkd.gram_matrix": "z kernel gamma",
-    "ibkd.hsic": "gram_x gram_s",
-    "ibkd.info_nce": "student teacher temperature",
-    "dse.pool_last_four": "hidden_states attention_mask",
-    "dse.pair_features": "u v",
-    "dse.dse_loss": "student_logits teacher_logits labels alpha task",
-    "distilface.pool": "hidden_states attention_mask pooling",
-    "distilface.simcse_loss": "first second temperature",
-}
+from processes import SCRIPTS, finish, start
 
 
 def imported(path):
     """The project's modules that a file imports, also inside functions."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module)
     own = {path.stem for path in ROOT.glob("*.py")} | {"extras"}
-    return {name.split(".")[0] for name in names} & own
+    return own & set(re.findall(r"^ *(?:import|from) (\w+)", path.read_text("utf-8"), re.M))
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_imports_common_alone(script):
-    allowed = {"common", "eval_retrieval"} if script == "ibkd" else {"common"}
-    assert imported(ROOT / f"{script}.py") == allowed
+def test_a_script_imports_common_alone():
     assert imported(ROOT / "common.py") == set()
+    for script in (*SCRIPTS, "eval_sts", "eval_retrieval"):
+        allowed = {"common", "eval_retrieval"} if script == "ibkd" else {"common"}
+        assert imported(ROOT / f"{script}.py") == allowed
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_losses_keep_their_names_and_arguments(name):
-    script, function = name.split(".")
-    for node in ast.parse((ROOT / f"{script}.py").read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            assert [argument.arg for argument in node.args.args] == SIGNATURES[name].split()
-            return
-    raise AssertionError(f"{name} is gone")
-
-
-@pytest.mark.parametrize("script", METHODS)
-def test_losses_and_model_need_torch_alone(script, tmp_path):
-    """The part above the ruler "Training" runs in an empty folder without the other packages."""
-    source = (ROOT / f"{script}.py").read_text("utf-8")
-    upper, _, _ = source.partition("\n# Training\n")
-    assert upper != source
-    (tmp_path / "upper.py").write_text(upper, "utf-8")
-    blocked = "import sys\nfor name in ('common', 'transformers', 'numpy', 'scipy', 'tqdm'):\n"
-    blocked += "    sys.modules[name] = None\n"
-    (tmp_path / "main.py").write_text(blocked + "import upper\n")
-    command = [sys.executable, "main.py"]
+def test_losses_and_model_need_torch_alone(tmp_path):
+    """The parts above the ruler "Training" run in an empty folder without the other packages."""
+    for script in SCRIPTS:
+        source = (ROOT / f"{script}.py").read_text("utf-8")
+        upper, _, _ = source.partition("\n# Training\n")
+        assert upper != source
+        (tmp_path / f"{script}.py").write_text(upper, "utf-8")
+    blocked = dict.fromkeys(("common", "transformers", "numpy", "scipy", "tqdm"))
+    code = f"import sys\nsys.modules.update({blocked})\nimport {', '.join(SCRIPTS)}"
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-DATA = {
-    "train": ["--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv"],
-    "teacher": ["--teacher", "bert", "--student-layers", "0,2"],
-    "steps": ["--max-steps", 2, "--eval-steps", 1, "--batch-size", 8, "--output", "out"],
-}
+TRAIN = ["--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv"]
+TEACHER = ["--teacher", "bert", "--student-layers", "0,2"]
+STEPS = ["--max-steps", 2, "--eval-steps", 1, "--batch-size", 8, "--output", "out"]
 COPIES = {
-    "ckd": [*DATA["train"], *DATA["teacher"], *DATA["steps"], "--queue-size", 8],
-    "congen": [*DATA["train"], *DATA["teacher"], *DATA["steps"], "--queue-size", 8],
-    "ibkd": [*DATA["train"], *DATA["teacher"], *DATA["steps"]],
-    "dse": ["--task", "stsb", "--glue", DEMO / "glue", *DATA["teacher"], *DATA["steps"]],
-    "distilface": [*DATA["train"], "--student", "bert", *DATA["steps"]],
+    "ckd": [*TRAIN, *TEACHER, *STEPS, "--queue-size", 8],
+    "congen": [*TRAIN, *TEACHER, *STEPS, "--queue-size", 8],
+    "ibkd": [*TRAIN, *TEACHER, *STEPS],
+    "dse": ["--task", "stsb", "--glue", DEMO / "glue", *TEACHER, *STEPS],
+    "distilface": [*TRAIN, "--student", "bert", *STEPS],
     "eval_sts": ["bert", "--pairs", DEMO / "test.tsv"],
 }
 
@@ -127,8 +88,6 @@ assert not {"fcntl", "resource"} & {name for name in vars(common)}
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_no_line_is_too_long_and_no_path_of_a_machine_is_committed():
+def test_no_path_of_a_machine_is_committed():
     for path in [*ROOT.glob("*.py"), *ROOT.glob("extras/*.py"), *ROOT.glob("tests/*.py")]:
-        text = path.read_text("utf-8")
-        assert max(map(len, text.splitlines())) <= 100, path
-        assert "/" + "work/" not in text, path
+        assert "/" + "work/" not in path.read_text("utf-8"), path

@@ -1,6 +1,4 @@
-"""extras/sweep.py, with a script that trains nothing, then with ckd.py."""
-
-import json
+"""extras/sweep.py, with a script that trains nothing."""
 
 import pytest
 
@@ -44,13 +42,6 @@ def calls(folder):
     return (folder / "calls").read_text().splitlines()
 
 
-def test_every_combination_in_the_order_given():
-    settings = sweep.read_grid("lr=1e-4,3e-4 --student=models/a,b")
-    names = [sweep.name_of(setting) for setting in settings]
-    assert names[:2] == ["lr=1e-4,student=models_a", "lr=1e-4,student=b"]
-    assert names[2:] == ["lr=3e-4,student=models_a", "lr=3e-4,student=b"]
-
-
 def test_it_ranks_by_the_mean_over_seeds_and_goes_on(script, tmp_path, call_main):
     command = (sweep, script, "lr=9,8,1,3 seed=0,1,3", "--output", tmp_path / "out")
     printed = call_main(*command)
@@ -65,25 +56,21 @@ def test_it_ranks_by_the_mean_over_seeds_and_goes_on(script, tmp_path, call_main
     assert calls(tmp_path)[12:] == [f"lr={lr},seed={n} None" for lr in (9, 8) for n in (0, 1, 3)]
 
 
-def test_a_grid_of_layers_of_a_given_student(script, tmp_path, call_main, fails):
-    grid = (sweep, script, "student-layers=1,3;5", "--output", tmp_path / "out", "--")
-    rows = call_main(*grid, "--student", "mini").splitlines()[2:]
-    assert [row.split()[1] for row in rows] == ["student-layers=1,3", "student-layers=5"]
-    assert calls(tmp_path) == ["student-layers=1,3 mini", "student-layers=5 mini"]
-    assert "another --output" in fails(*grid, "--student", "other")  # not of the same sweep
+def test_every_combination_runs_in_the_order_given_with_the_options_after_it(
+    script, tmp_path, call_main, fails
+):
+    grid = "student-layers=1,3;5 --student=models/a,b"
+    command = (sweep, script, grid, "--output", tmp_path / "out", "--", "--seed")
+    printed = call_main(*command, 3)
+    assert calls(tmp_path) == [
+        "student-layers=1,3,student=models_a models/a",
+        "student-layers=1,3,student=b b",
+        "student-layers=5,student=models_a models/a",
+        "student-layers=5,student=b b",
+    ]
+    assert printed.count(" 22.00 |") == printed.count(" 20.00 |") == 2  # 10 + 3**2 + 3 or 1
+    assert "another --output" in fails(*command, 4)  # not of the same sweep
 
 
 def test_it_fails_if_every_run_fails(script, tmp_path, fails):
     assert "no run has succeeded" in fails(sweep, script, "lr=9", "--output", tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_ckd_in_a_sweep(models_folder, files, tmp_path, call_main):
-    options = ["--teacher", models_folder / "bert", "--train", files / "sentences.txt"]
-    options += ["--dev", files / "dev.tsv", "--skip-test", "--max-steps", 2, "--batch-size", 8]
-    out = tmp_path / "out"
-    printed = call_main(sweep, "ckd.py", "student-layers=0,1;2", "--output", out, "--", *options)
-    for name in ("student-layers=0,1", "student-layers=2"):
-        lines = (out / name / "metrics.jsonl").read_text().splitlines()
-        best = max(row["dev"] for row in map(json.loads, lines) if "dev" in row)
-        assert f"| {name} (runs: 1)" in printed and f" {best:.2f} |" in printed

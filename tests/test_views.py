@@ -15,8 +15,11 @@ from extras import views
 
 WORDS = [f"word{i}" for i in range(40)]
 SYNONYMS = {"word3": ["x"], "word7": ["y", "z"], "word8": []}
-REPLACE = partial(views.replace_synonyms, synonyms=SYNONYMS)
-CHANGES = {"crop": views.crop, "delete-one": views.delete_one, "synonym": REPLACE}
+CHANGES = {
+    "crop": views.crop,
+    "delete-one": views.delete_one,
+    "synonym": partial(views.replace_synonyms, synonyms=SYNONYMS),
+}
 
 
 @pytest.fixture
@@ -62,17 +65,15 @@ def test_crop_keeps_any_span_of_nine_tenths_and_delete_one_deletes_any_one_word(
 def test_a_tenth_of_the_known_words_is_replaced_by_any_of_their_synonyms():
     once = " ".join(WORDS).replace("word3 ", "x ")
     assert many("synonym") == {once.replace("word7 ", f"{other} ") for other in "yz"}
-    rng = np.random.default_rng(0)
-    every_word = {word: ["x"] for word in WORDS}
-    assert views.replace_synonyms(WORDS, rng, every_word).count("x") == 4
-    short = {"boy": ["male child"], "is": ["be"]}
-    assert views.replace_synonyms(["Boy", "is"], rng, short) == ["male child", "is"]
+    replace = partial(views.replace_synonyms, random=np.random.default_rng(0))
+    assert replace(WORDS, synonyms={word: ["x"] for word in WORDS}).count("x") == 4
+    synonyms = {"boy": ["male child"], "is": ["be"]}
+    assert replace(["Boy", "is"], synonyms=synonyms) == ["male child", "is"]
 
 
-@pytest.mark.parametrize("how", CHANGES)
-def test_a_view_without_words_is_the_sentence_itself(how):
-    rng = np.random.default_rng(0)
-    assert views.change_words(["Stop!", "Go!"], rng, CHANGES[how]) == ["Stop!", "Go!"]
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_view_without_words_is_the_sentence_itself(change):
+    assert views.change_words(["Go!"], np.random.default_rng(0), change) == ["Go!"]
 
 
 def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wordnet):
@@ -85,11 +86,8 @@ def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wor
     synonyms = views.read_wordnet(wordnet)
     assert synonyms["dog"] == ["run"]
     assert not synonyms.get("large")  # seen in no text
-
-
-def test_a_broken_database_is_refused(wordnet):
     (wordnet / "index.verb").write_text("run v 1 0 1 1 00000009\n")
-    with pytest.raises(DataError, match="index.verb:1: .*WordNet 3's database has"):
+    with pytest.raises(DataError, match="index.verb:1: "):
         views.read_wordnet(wordnet)
 
 
