@@ -29,9 +29,6 @@ SMALL = {
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
 AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 50_048: "KD-782-steps", 182_049: "KD-three-layers"}
-SEARCH = {"stage 1": "search-stage-1", "stages 1 and 2": "search-stage-2"}
-TRANSFER = ("teacher", "KD", "CKD", "ConGen", "IBKD")
-LANGUAGE = ("teacher", "student after ConGen")
 
 
 def read_runs():
@@ -125,52 +122,41 @@ def small():
     return markdown(["student", "STS-B dev", *columns[1:]], cells)
 
 
-def final_rows(runs):
-    """The rows of the first of {title: run}, and the last row of each, with its title."""
-    *before, _ = RUNS[next(iter(runs.values()))].items()
-    rows = dict(before) | {title: last_row(RUNS[run]) for title, run in runs.items()}
+def as_table(rows, digits=2, title="model"):
+    """{row: {column: score}} -> a Markdown table with the columns of the last row."""
     columns = [key for key in last_row(rows) if key not in ("dev", "test", "bytes")]
     cells = [
-        [name, *[f"{row[key]:.2f}" if key in row else "" for key in columns]]
+        [name, *[f"{row[key]:.{digits}f}" if key in row else "" for key in columns]]
         for name, row in rows.items()
     ]
-    return markdown(["model", *columns], cells)
+    return markdown([title, *columns], cells)
+
+
+def search():
+    first, second = RUNS["search-stage-1"], RUNS["search-stage-2"]
+    *before, (_, after_1) = first.items()
+    return as_table(dict(before) | {"stage 1": after_1, "stages 1 and 2": last_row(second)})
 
 
 def pairs(task):
-    """DSE with each of two teachers, and the labels alone."""
-    weak = final_rows({"student": f"DSE-{task}", "labels alone": f"DSE-{task}-labels"})
-    return weak
-
-
-def no_teacher():
-    return methods("", ("DistilFACE",))
-
-
-def renamed(run, names):
-    """The rows of a table that a program has printed, under other names."""
-    return dict(zip(names, RUNS[run].values()))
+    """Cross-encoders, and students with and without their logits."""
+    *before, (_, teacher), (_, student) = RUNS[f"DSE-{task}"].items()
+    rows = dict(before) | {"weak teacher": teacher, "its student": student}
+    rows["labels alone"] = last_row(RUNS[f"DSE-{task}-labels"])
+    strong = RUNS.get(f"DSE-M-{task}")
+    if strong:
+        rows |= {"strong teacher": strong["teacher"], "strong teacher's": last_row(strong)}
+    return as_table(rows)
 
 
 def language():
-    rows = renamed("en-de-before", ["student before"]) | renamed("en-de-test", LANGUAGE)
-    columns = list(rows["teacher"])
-    cells = [[name, *[f"{row[key]:.1f}" for key in columns]] for name, row in rows.items()]
-    return markdown(["model", *columns], cells)
+    before, teacher, student = [*RUNS["en-de-before"].values(), *RUNS["en-de-test"].values()]
+    return as_table({"teacher": teacher, "student before": before, "student": student}, digits=1)
 
 
 def transfer():
-    rows = renamed("transfer", TRANSFER)
-    columns = list(rows["teacher"])
-    cells = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in rows.items()]
-    return markdown(["model", *columns], cells)
-
-
-def printed(run):
-    """A table as a program has printed it."""
-    columns = list(next(iter(RUNS[run].values())))
-    rows = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in RUNS[run].items()]
-    return markdown(["", *columns], rows)
+    names = ("teacher", "KD", "CKD", "ConGen", "IBKD")
+    return as_table(dict(zip(names, RUNS["transfer"].values())))
 
 
 def int8():
@@ -189,7 +175,12 @@ TABLES = {
     "how-much-data": how_much_data,
     "small": small,
     "int8": int8,
-    "speed": lambda: printed("speed-training"),
+    "speed": lambda: as_table(RUNS["speed-training"], title=""),
+    "search": search,
+    "pairs-stsb": lambda: pairs("stsb"),
+    "pairs-mrpc": lambda: pairs("mrpc"),
+    "language": language,
+    "transfer": transfer,
 }
 
 
