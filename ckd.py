@@ -170,7 +170,7 @@ from common import evaluation_sets, read_triplets, resolve, training_sentences
 from common import load_student, load_teacher, reload_student, save_encoder
 from common import encode, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
-from common import rows_of, set_learning_rate, step_seed
+from common import set_learning_rate, step_seed, to_device
 
 
 class Alignment(NamedTuple):
@@ -241,7 +241,7 @@ def distill(student, tokens, targets, alignment, dev, run, args):
             own = embed(student.encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
         embedding = gather(own, len(rows))  # h^S of all processes [N, D]
         projected = student.projection(embedding)  # h^S M [N, D_T]
-        target = rows_of(targets, rows, args.device)  # h^T [N, D_T]
+        target = to_device(targets[rows], args.device)  # h^T [N, D_T]
         if args.objective == "kd":
             if alignment:
                 target = alignment.length * F.normalize(target @ alignment.matrix, dim=1)
@@ -419,9 +419,9 @@ def main():
     choose_learning_rates(args, encoder)
 
     run.start(**inputs)
-    if run.is_new() and args.stage != "finetune":
+    if run.is_new and args.stage != "finetune":
         run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
-    if run.is_new():
+    if run.is_new:
         run.scores["student before"] = scores(encoder, sets)
     if args.stage != "finetune" and not run.finished("distill"):
         run_distill(encoder, teacher, sentences, sets, run, args)

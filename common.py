@@ -103,8 +103,7 @@ def read_rows(path, parse, form):
             blank = blank and not text.strip()
             yield parse(text)
         if blank:
-            place.line = None
-            raise ValueError("it is empty")
+            raise DataError(f"{path}: it is empty; {form}")
 
 
 def columns(text, at, only=True):
@@ -124,8 +123,8 @@ def read_sentences(path):
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = [text for text in read_rows(path, str.strip, form) if text]
     head = sentences[:1000]
-    odd = [text for text in head if re.search(r"^[{\[<]|\t|\0|^version https://git-lfs", text)]
-    if 2 * len(odd) > len(head) or any("git-lfs" in text for text in odd):
+    odd = [text for text in head if re.search(r"^[{\[<]|\t|\0|^(version|oid|size) \S+$", text)]
+    if 2 * len(odd) > len(head):
         kind = "a table, JSON, a web page, a Git LFS pointer or binary"
         raise DataError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
     return sentences
@@ -158,12 +157,13 @@ def read_score(text, low=0.0, high=5.0):
 def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
     """Tab-separated columns, at these positions -> [(sentence, sentence, score)].
 
-    A row whose score ends in "score" is a header. Raises DataError.
+    Raises DataError, also for a score that is not from `low` to `high`.
     """
 
     def parse(text):
         first, second, score = columns(text, at, only=at == (0, 1, 2))
-        return None if score.endswith("score") else (first, second, read_score(score, low, high))
+        is_header = score.endswith("score")
+        return None if is_header else (first, second, read_score(score, low, high))
 
     form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
     rows = [row for row in read_rows(path, parse, form) if row]
@@ -177,13 +177,12 @@ def read_sts(folder, split="test"):
 
     split "dev": STS-B's dev set; "test": STS12 to STS16, STS-B and SICK-R.
     """
-    benchmark = next(iter(sorted(Path(folder).rglob("STSBenchmark"))), None)
+    benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
     if benchmark is None:
         raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
     if split == "dev":
         return {"dev": read_scored_pairs(benchmark / "sts-dev.csv", at=(5, 6, 4))}
-    years = ("STS12", "STS13", "STS14", "STS15", "STS16")
-    sets = {year: read_sts_year(benchmark.with_name(f"{year}-en-test")) for year in years}
+    sets = {f"STS{y}": read_sts_year(benchmark.with_name(f"STS{y}-en-test")) for y in range(12, 17)}
     sets["STS-B"] = read_scored_pairs(benchmark / "sts-test.csv", at=(5, 6, 4))
     sick = benchmark.parent.parent / "SICK" / "SICK_test_annotated.txt"
     return sets | {"SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
@@ -233,16 +232,13 @@ def refuse_overwriting(output, *inputs):
     output = Path(output).resolve()
     read = {Path(name).resolve() for name in inputs if name}
     if output.exists() and read & {output, *output.parents}:
-        raise DataError(
-            f"{output}: a file of the input would be overwritten; choose another output"
-        )
+        raise DataError(f"{output}: is a file of the input; choose another output")
 
 
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
 
-
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA, by name
 
 
 def cache_folder():
@@ -263,10 +259,12 @@ def resolve(name, model=False):
     if not path.exists() and name == MINILM:
         path = minilm_from_pip() or path
     if not path.exists():
-        page = name if model else f"datasets/{HUB_DATA if name in HUB_FILES else name}"
+        place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
+        repository, _, file = place.partition(":")
+        page = repository if model else f"datasets/{repository}"
         advice = f"download it from huggingface.co/{page} and give its path"
         with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
-            path = Path(download_model(name) if model else download_file(name))
+            path = Path(download_model(name) if model else download_file(repository, file))
     return unpack(path) if path.suffix == ".tar" and path.is_file() else path
 
 
@@ -284,15 +282,14 @@ def minilm_from_pip():
 def download_model(name):
     """Pickled weights only where there is nothing else; transformers runs no code from them."""
     patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
-    download = partial(huggingface_hub.snapshot_download, ignore_patterns=["onnx/*", "openvino/*"])
-    folder = download(name, allow_patterns=patterns)
+    folder = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
     if not any(Path(folder).glob("model*.safetensors")):
-        download(name, allow_patterns=["pytorch_model*"])
+        huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*"])
     return folder
 
 
-def download_file(name):
-    repository, _, file = (HUB_DATA, "", name) if name in HUB_FILES else name.partition(":")
+def download_file(repository, file):
+    """A file of a data set on the Hub; file: "" if it has only one."""
     found = [file] if file else huggingface_hub.list_repo_files(repository, repo_type="dataset")
     found = [file for file in found if not file.startswith((".", "README", "LICENSE"))]
     if len(found) != 1:
@@ -306,12 +303,12 @@ def unpack(tar):
     if not folder.exists():
         with (
             reading(tar, "it must be a complete tar file; download it again"),
-            tempfile.TemporaryDirectory(dir=folder.parent) as partial,
+            tempfile.TemporaryDirectory(dir=folder.parent) as new,
         ):
             # The filter refuses absolute paths, "..", links to the outside and devices.
-            shutil.unpack_archive(tar, f"{partial}/all", "tar", filter="data")
+            shutil.unpack_archive(tar, f"{new}/all", "tar", filter="data")
             try:
-                os.rename(f"{partial}/all", folder)
+                os.rename(f"{new}/all", folder)
             except OSError:
                 if not folder.exists():  # otherwise another process was faster
                     raise
@@ -371,16 +368,17 @@ def load_encoder(name, pooling=None, layers=None, default="mean"):
         model, tokenizer = load_transformer(place)
         if layers:
             keep_layers(name, model, layers)
-        stated = read_modules(folder, modules) if modules[1:] and pooling is None else None
-        known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
-        given = pooling
-        pooling, heads, normalize = stated or (pooling or (known + [default])[0], [], False)
         dense = getattr(getattr(model, "pooler", None), "dense", None)
+        if pooling == "pooler" and not dense:
+            raise ValueError("it has no pooler")
+        heads, normalize = [], False
+        if pooling is None and modules[1:]:
+            pooling, heads, normalize = read_modules(folder, modules)
+        known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
+        pooling = pooling or (known + [default])[0]
         if heads and dense and torch.equal(heads[0].linear.weight, dense.weight):
             heads[0].linear = dense  # the model's pooler, which training keeps the same
         if pooling == "pooler":
-            if given and not dense:
-                raise ValueError("it has no pooler")
             pooling, heads = "cls", [dense_head(dense, nn.Tanh())] if dense else []
         prompt = default_prompt(folder)
         max_length = longest_input(place, model, tokenizer)
@@ -394,10 +392,10 @@ def load_transformer(folder):
     load = dict(trust_remote_code=False)
     model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
-    missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
-    if any(key.startswith("pooler.") for key in missing):
-        model.pooler = None  # transformers has made one up
+    missing = sorted(report["missing_keys"])
     broken = [key for key in missing if not key.startswith("pooler.")]
+    if len(broken) < len(missing):
+        model.pooler = None  # transformers has made one up
     broken += [key for key in sorted(report["unexpected_keys"]) if re.search(r"\blayers?\.\d", key)]
     broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
     for file in folder.glob("*.safetensors"):
@@ -415,9 +413,6 @@ def load_transformer(folder):
     sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
     with torch.no_grad():
         model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
-    limits = read_json(folder / "sentence_bert_config.json", {})
-    if limits.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
-        raise ValueError("it states do_lower_case, which its tokenizer does not do")
     model = model.float()
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
@@ -431,26 +426,20 @@ def keep_layers(name, model, layers):
     stack = next((part for part in stacks if len(part) == depth), None)
     if stack is None:
         raise ValueError(f"it has no list of {depth} layers that could be cut")
+    whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     numbers = layers.split(",")
-    if len(set(numbers)) < len(numbers) or not {*numbers} <= {str(i) for i in range(depth)}:
+    if len({*numbers}) < len(numbers) or not {*numbers} <= whole.keys():
         raise DataError(f"{name}: layers {layers}; name different ones of 0 to {depth - 1}")
-    numbers = [int(number) for number in numbers]
-    kept = [stack[number] for number in numbers]
     del stack[:]
-    stack.extend(kept)
-    for position, layer in enumerate(kept):
-        number_layer(layer, position)
+    stack.extend(whole[number] for number in numbers)
+    for position, layer in enumerate(stack):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):  # where a decoder caches keys and values
+                part.layer_idx = position
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
-            setattr(model.config, key, [value[number] for number in numbers])
-    model.config.num_hidden_layers = len(kept)
-
-
-def number_layer(layer, position):
-    """A decoder's parts know their layer's position, where keys and values are cached. In place."""
-    for part in layer.modules():
-        if hasattr(part, "layer_idx"):
-            part.layer_idx = position
+            setattr(model.config, key, [value[int(number)] for number in numbers])
+    model.config.num_hidden_layers = len(numbers)
 
 
 def default_prompt(folder):
@@ -493,19 +482,20 @@ def read_head(folder):
     head = dense_head(linear, activation())
     weights = folder / "model.safetensors"
     pickled = folder / "pytorch_model.bin"
-    is_pickled = not weights.exists()
-    head.load_state_dict(torch.load(pickled, "cpu") if is_pickled else load_file(weights))
+    head.load_state_dict(load_file(weights) if weights.exists() else torch.load(pickled, "cpu"))
     return head
 
 
 def longest_input(folder, model, tokenizer):
-    """How many tokens the encoder reads at most."""
-    stated = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+    """How many tokens the encoder reads at most. ValueError for a setting that is not obeyed."""
+    stated = read_json(folder / "sentence_bert_config.json", {})
+    if stated.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
+        raise ValueError("it states do_lower_case, which its tokenizer does not do")
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
     if padding is not None:  # RoBERTa's positions begin after the number of its padding token
         positions -= padding + 1
-    limit = min(stated or tokenizer.model_max_length, positions)
+    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions)
     if limit < 3:
         raise ValueError(f"its longest input has {limit} tokens")
     return int(limit)
@@ -522,8 +512,7 @@ def save_encoder(encoder, folder, save_pooling=None):
     new.mkdir(parents=True)
     encoder.model.save_pretrained(new)
     encoder.tokenizer.save_pretrained(new)
-    limits = dict(max_seq_length=encoder.max_length, do_lower_case=False)
-    write_json(new / "sentence_bert_config.json", limits)
+    write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
     prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
     write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
     modules = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
@@ -533,8 +522,7 @@ def save_encoder(encoder, folder, save_pooling=None):
         config = dict(in_features=linear.in_features, out_features=linear.out_features)
         config |= dict(bias=linear.bias is not None, activation_function=f"torch.nn.{activation}")
         modules.append(save_module(new, len(modules), "Dense", config))
-        weights = {name: value.cpu().contiguous() for name, value in head.state_dict().items()}
-        save_file(weights, new / modules[-1]["path"] / "model.safetensors")
+        save_file(head.state_dict(), new / modules[-1]["path"] / "model.safetensors")
     if encoder.normalize:
         modules.append(save_module(new, len(modules), "Normalize", {}))
 
@@ -642,24 +630,22 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", a
     array(shape=..., dtype=...) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
-    order = np.argsort(-tokens.lengths, kind="stable")
+    rest = np.argsort(-tokens.lengths, kind="stable")
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
     vectors = None
-    start = 0
-    with progress(title, len(order), unit=" texts", leave=False, disable=not title) as bar:
-        while start < len(order):
-            size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[order[start]])
-            rows = order[start : start + size * WORLD_SIZE]
+    with progress(title, len(rest), unit=" texts", leave=False) as bar:
+        while len(rest) > 0:
+            size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
+            rows, rest = np.split(rest, [size * WORLD_SIZE])
             with autocast(device, precision):
                 own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
             part = gather(own, len(rows)).cpu().numpy()
-            if array and start == 0:
-                vectors = array(shape=(len(order), part.shape[1]), dtype=np.float32)
+            if array and vectors is None:
+                vectors = array((len(texts), part.shape[1]), np.float32)
             if array:
                 vectors[rows] = part
-            start += len(rows)
             bar.update(len(rows))
     encoder.train(training)
     return vectors
@@ -672,34 +658,27 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     it is not the embedding that the teacher's settings describe.
     """
     tokens = Tokens(teacher, texts, max_length)
-    read = [hashlib.sha256(array).hexdigest() for array in (tokens.ids, tokens.starts)]
-    shape = [str(teacher), teacher.model.config.to_json_string()]
-    settings = [what, precision, teacher.pooling, teacher.normalize, shape]
-    key = fingerprint([settings, fingerprint(teacher), read])
+    model = [teacher, str(teacher), teacher.model.config.to_json_string()]
+    settings = [what, precision, teacher.pooling, teacher.normalize]
+    key = fingerprint([model, settings, tokens.ids, tokens.starts])
     path = cache_folder() / f"teacher-{key[:32]}.npy"
-
-    def write(new):
-        def array(shape, dtype):
-            vectors = np.lib.format.open_memmap(new, "w+", dtype, shape)
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash later
-                with open(new, "rb+") as file:
-                    os.posix_fallocate(file.fileno(), 0, os.path.getsize(new))
-            return vectors
-
-        encode(embed, teacher, texts, max_length, precision, "teacher", array)
-
+    compute = partial(encode, embed, teacher, texts, max_length, precision, "teacher")
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
-            replace_file(path, write)
+            replace_file(path, lambda new: compute(partial(new_array, new)))
         else:
-            encode(embed, teacher, texts, max_length, precision, array=None)
+            compute(None)
         wait_for_all()
     return np.load(path, mmap_mode="r")
 
 
-def rows_of(array, rows, device):
-    """Rows [N] of an array [n, D] -> tensor [N, D] on the device."""
-    return to_device(np.ascontiguousarray(array[rows]), device)
+def new_array(path, shape, dtype):
+    """A new .npy file, memory-mapped. A full disk is an error now, not a crash later."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
+    return array
 
 
 def to_device(array, device):
@@ -711,13 +690,12 @@ def to_device(array, device):
 
 
 def fingerprint(content):
-    """A hash of a model's weights, or of texts and numbers."""
-    if not isinstance(content, nn.Module):
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    digest = hashlib.sha256()
-    for value in content.state_dict().values():
-        digest.update(value.cpu().contiguous().numpy())
-    return digest.hexdigest()
+    """A hash of an array, a model's weights, or texts and numbers with such things among them."""
+    if isinstance(content, nn.Module):
+        content = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
+    is_array = isinstance(content, np.ndarray)
+    data = content if is_array else json.dumps(content, default=fingerprint).encode()
+    return hashlib.sha256(data).hexdigest()
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -751,12 +729,9 @@ def table(rows):
     lines = [["model", *names], ["---"] + ["---:"] * len(names)]
     for name, row in rows.items():
         lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in names])
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    text = []
-    for name, *cells in lines:
-        cells = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
-        text.append(f"| {' | '.join([name.ljust(widths[0]), *cells])} |")
-    return "\n".join(text)
+    first, *others = [max(map(len, cells)) for cells in zip(*lines)]
+    form = " | ".join([f"{{:<{first}}}", *[f"{{:>{width}}}" for width in others]])
+    return "\n".join(f"| {form.format(*cells)} |" for cells in lines)
 
 
 # ---- Several processes: with one, these functions change nothing ---------------------------------
@@ -805,11 +780,10 @@ def note(text):
         print(text, file=sys.stderr)
 
 
-def progress(title, total, disable=False, **options):
+def progress(title, total, **options):
     """A progress bar of process 0: ten updates a second on a terminal, two a minute in a file."""
-    interval = 0.1 if sys.stderr.isatty() else 30
-    hidden = disable or RANK > 0
-    return tqdm(desc=title, total=total, mininterval=interval, disable=hidden, **options)
+    options |= dict(mininterval=0.1 if sys.stderr.isatty() else 30)
+    return tqdm(desc=title, total=total, disable=RANK > 0 or not title, **options)
 
 
 # ---- The folder of a run -------------------------------------------------------------------------
@@ -835,9 +809,7 @@ class Run:
         self.before = read_json(self.folder / "args.json", {})
         is_run = self.before.get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
-            raise DataError(
-                f"{self.folder}: has a run; use --resume, --overwrite or another --output"
-            )
+            raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
         if not is_run and self.folder.exists() and any(self.folder.iterdir()):
             raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
         for source in (vars(args).get("teacher"), args.student):
@@ -866,17 +838,11 @@ class Run:
                 (self.folder / name).unlink(missing_ok=True)
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
-            log.touch()
-            # What follows is written again.
-            os.truncate(log, min(log.stat().st_size, self.state["log_bytes"]))
+            with open(log, "ab") as file:  # what follows is written again
+                file.truncate(min(file.tell(), self.state["log_bytes"]))
+        self.scores = self.state["scores"]
+        self.is_new = not self.state["stage"]
         wait_for_all()
-
-    @property
-    def scores(self):
-        return self.state["scores"]
-
-    def is_new(self):
-        return not self.state["stage"]
 
     def finished(self, stage):
         return stage in self.state["finished"]
@@ -921,7 +887,6 @@ class Run:
 
     def evaluate(self, step):
         """Score the student on dev, save it if it is the best so far, write the checkpoint."""
-        clock = time.perf_counter()
         score = gather(torch.tensor([self.score()["dev"]], dtype=torch.float64), WORLD_SIZE)[0]
         score = self.finite(step, "dev score", float(score))  # of process 0
         if score > self.state["best"]:
@@ -932,7 +897,7 @@ class Run:
         self.write_line(step=step, dev=score)
         self.checkpoint()
         wait_for_all()  # before any process reads what process 0 has saved
-        self.clock = self.clock + time.perf_counter() - clock if step else 0  # it is no training
+        self.rows, self.clock = 0, time.perf_counter()  # what came before is no training
 
     def finite(self, step, name, value):
         if not math.isfinite(value):
@@ -940,16 +905,14 @@ class Run:
             raise DataError(f"step {step}: the {name} is {value}; try a smaller --lr; {kept}")
         return value
 
-    def finish(self, scores=None):
+    def finish(self, scores=()):
         """The stage is over. scores {row: {column: score}} go into the table at the end."""
         self.bar.close()
         if self.state["best_step"] == 0 < self.state["step"]:
-            note(
-                "The student is unchanged: no step has beaten the dev score of its start. Try "
-                "another --lr, more --epochs or sentences, or ckd.py --align."
-            )
+            note("The student is unchanged: no step has beaten the dev score of its start.")
+            note("Try another --lr, more --epochs or sentences, or ckd.py --align.")
         self.state["finished"].append(self.state["stage"])
-        self.state["scores"].update(scores or {})
+        self.scores.update(scores)
         self.modules, self.optimizer = [], None
         self.checkpoint()
 
@@ -990,19 +953,15 @@ class Run:
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
-    def write_card(self, text, task="sts", metric="spearman_cosine", library=None):
-        """Write README.md, a model card with the Hub's model-index, and print the scores.
-
-        The last row of the scores is the student's. metric: None if the columns name it.
-        """
-        library = library or "sentence-transformers"
+    def write_card(self, text, task="sts", library="sentence-transformers"):
+        """Write README.md, a model card with the Hub's model-index, and print the scores."""
         teacher = vars(self.args).get("teacher") or "none"
         names = [teacher, self.args.student or teacher]
         teacher, student = [Path(name).name if Path(name).exists() else name for name in names]
         results = []
-        for name, score in list(self.scores.values())[-1].items():
-            kind = metric or name.split()[-1].lower()
-            results.append(huggingface_hub.EvalResult(task, name.lower(), name, kind, score))
+        for name, score in list(self.scores.values())[-1].items():  # of the student
+            metric = "spearman_cosine" if task == "sts" else name.split()[-1].lower()
+            results.append(huggingface_hub.EvalResult(task, name.lower(), name, metric, score))
         card = huggingface_hub.ModelCardData(
             model_name=self.folder.name,
             base_model=student,
@@ -1079,10 +1038,8 @@ def add_dropout_option(parser, default="default: its own"):
 def add_data_options(parser, train):
     """--train, --dev, --senteval, --skip-test."""
     add = parser.add_argument_group("data").add_argument
-    triplets = "or triplets (.csv), whose texts are sentences"
-    add(
-        "--train", default=train, help=f"sentences, one per line, {triplets} (default: %(default)s)"
-    )
+    sentences = "sentences, one per line, or triplets (.csv), whose texts are sentences"
+    add("--train", default=train, help=f"{sentences} (default: %(default)s)")
     add("--dev", help="scored pairs (TSV), which choose the best student (default: STS-B dev)")
     add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
     add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
@@ -1117,18 +1074,16 @@ def add_run_options(parser, output, max_length, eval_steps, patience):
 
 
 def load_student(args, default="mean"):
-    """The encoder that --student, --student-layers and --pooling describe. Raises DataError.
-
-    One that is cut to --student-layers has no dropout, unless --dropout is given.
-    """
-    pooling = args.pooling if args.student else args.pooling or args.teacher_pooling
-    default = default if args.student else "mean"  # as the teacher that it is cut from
-    encoder = load_encoder(args.student or args.teacher, pooling, args.student_layers, default)
+    """The encoder that --student, --student-layers and --pooling describe. Raises DataError."""
+    name, pooling = args.student or args.teacher, args.pooling
+    if not args.student:  # it is cut from the teacher, and pooled alike
+        pooling, default = pooling or args.teacher_pooling, "mean"
+    encoder = load_encoder(name, pooling, args.student_layers, default)
     if encoder.pooling not in POOLINGS:
-        raise DataError(f"{args.student}: pools several layers; choose another --pooling")
+        raise DataError(f"{name}: pools several layers; choose another --pooling")
     encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
     if RANK == 0:  # in no other process does transformers write
-        read_back(encoder, args.student or args.teacher)
+        read_back(encoder, name)
     if args.student_layers and args.dropout is None:
         args.dropout = 0.0
     return set_dropout(encoder, args.dropout).to(args.device)

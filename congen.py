@@ -150,7 +150,7 @@ from common import columns, read_rows, evaluation_sets, training_sentences
 from common import load_student, load_teacher, reload_student, save_encoder
 from common import encode, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
-from common import rows_of, set_learning_rate, step_seed
+from common import set_learning_rate, step_seed, to_device
 
 DELETION_RATE = 0.1  # Table 6
 
@@ -192,7 +192,7 @@ def distill(student, views, targets, dev, run, args):
     epoch_steps = math.ceil(len(targets) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
-    queue = InstanceQueue(rows_of(targets, start, args.device))  # random sentences (section 4.1)
+    queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
     student.train()
@@ -206,7 +206,7 @@ def distill(student, views, targets, dev, run, args):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         set_learning_rate(optimizer, args.lr * warmup_linear(step, total))
-        reference = rows_of(targets, rows, args.device)  # z_ref [N, D]: of the first view only
+        reference = to_device(targets[rows], args.device)  # z_ref [N, D]: of the first view only
         queue.enqueue(reference)  # before the loss, section 3.2
         with autocast(args.device, args.precision):
             own = embed(student, *tokens.batch(own_rows(rows), args.device))  # [n, D]
@@ -352,7 +352,7 @@ def main():
     choose_settings(args, encoder, len(views.first))
 
     run.start(dev=sets["dev"], train=views, teacher=teacher)
-    if run.is_new():
+    if run.is_new:
         run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
         run.scores["student before"] = scores(encoder, sets)
     if not run.finished("distill"):

@@ -283,7 +283,7 @@ def main():
     check_training(encoder, len(sentences), args)
 
     run.start(dev=sets["dev"], train=sentences)
-    if run.is_new():
+    if run.is_new:
         run.scores["student before"] = scores(encoder, sets)
     if not run.finished("train"):
         tokens = Tokens(encoder, sentences, args.max_length)

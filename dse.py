@@ -178,7 +178,7 @@ from common import read_rows, read_score, replace_file, resolve
 from common import load_encoder, save_encoder, save_module, set_dropout
 from common import encode, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
-from common import rows_of, step_seed
+from common import step_seed, to_device
 
 MAX_LENGTH = 128  # tokens
 
@@ -209,7 +209,7 @@ def finetune(teacher, pairs, dev, run, args):
         with autocast(args.device, args.precision):
             own = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
         logits = gather(own, len(rows))  # T of all processes [N, C]
-        loss = label_loss(logits, rows_of(labels, rows, args.device), args.task)
+        loss = label_loss(logits, to_device(labels[rows], args.device), args.task)
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)
@@ -244,8 +244,8 @@ def distill(student, pairs, targets, dev, run, args):
         with autocast(args.device, args.precision):
             own = student(first, second)  # [n, C]
         logits = gather(own, len(rows))  # S of all processes [N, C]
-        target = rows_of(targets, rows, args.device)  # T [N, C]
-        label = rows_of(labels, rows, args.device)  # R [N]
+        target = to_device(targets[rows], args.device)  # T [N, C]
+        label = to_device(labels[rows], args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
         loss.backward()
@@ -293,14 +293,10 @@ def metrics(logits, labels, task):
 
 
 def scores(logits_of, sets, task):
-    """logits_of(rows) -> [n, C]; sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}.
-
-    The mean of a set's metrics has the name of the set.
-    """
+    """logits_of(rows) -> [n, C]; sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}."""
     row = {}
     for name, pairs in sets.items():
-        labels = torch.tensor([label for *_, label in pairs]).numpy()
-        values = metrics(logits_of(pairs), labels, task)
+        values = metrics(logits_of(pairs), labels_of(pairs, task), task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = float(np.mean(list(values.values())))
     return row
@@ -365,8 +361,7 @@ def save_pooling(encoder, folder):
 
 def save_student(student, folder):
     """Write the encoder's folder, and head.safetensors in it."""
-    weights = {name: value.cpu() for name, value in student.head.state_dict().items()}
-    replace_file(folder / "head.safetensors", partial(save_file, weights))
+    replace_file(folder / "head.safetensors", partial(save_file, student.head.state_dict()))
     save_encoder(student.encoder, folder, save_pooling)
 
 
@@ -542,7 +537,7 @@ def main():
     def score(model, **options):
         return scores(partial(logits_of, model, args.max_length, **options), sets, args.task)
 
-    if run.is_new() and args.task == "stsb" and not args.teacher_only:
+    if run.is_new and args.task == "stsb" and not args.teacher_only:
         run.scores["student before, cosine"] = score(student, compare=F.cosine_similarity)
     if teacher.fresh and not run.finished("teacher"):
         finetune(teacher, pairs, dev, run, args)
@@ -558,7 +553,7 @@ def main():
         distill(student, pairs, targets, dev, run, args)
         run.finish({"student": score(load_student(run.folder, args.device))})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
-    run.write_card(text, "text-classification", metric=None, library="transformers")
+    run.write_card(text, "text-classification", "transformers")
 
 
 if __name__ == "__main__":

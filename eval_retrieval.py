@@ -156,11 +156,10 @@ def search(queries, chunks, depth):
     for passages in chain.from_iterable(chunk.split(size) for chunk in chunks):
         scores = queries @ passages.T  # [Q, n]
         found = scores.topk(min(depth, len(passages))).indices.sort().values  # in corpus order
-        scores = torch.cat([best, scores.gather(1, found)], dim=1)
+        best = torch.cat([best, scores.gather(1, found)], dim=1)
         numbers = torch.cat([numbers, start + found], dim=1)
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        best = scores[:, :depth]
-        numbers = numbers.gather(1, order)[:, :depth]
+        order = best.argsort(dim=1, descending=True, stable=True)[:, :depth]
+        best, numbers = best.gather(1, order), numbers.gather(1, order)
         start += len(passages)
     return numbers.tolist()
 

@@ -164,7 +164,7 @@ from common import count, number, positive, weight
 from common import evaluation_sets, read_triplets, resolve, training_sentences
 from common import load_student, load_teacher, reload_student, save_encoder
 from common import encode, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows, rows_of
+from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows
 from common import set_learning_rate, step_seed, to_device
 
 PART = 32  # positives and hard negatives in a forward pass
@@ -202,7 +202,7 @@ def distill(student, tokens, targets, task, run, args):
         with autocast(args.device, args.precision):
             own = embed(student.encoder, *inputs, True, student.heads)  # [n, H], [n, D]
         x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
-        target = rows_of(targets, rows, args.device)  # T [N, D_T]
+        target = to_device(targets[rows], args.device)  # T [N, D_T]
         contrast = info_nce(student.mapping(s), target, args.temperature)
         bottleneck = args.beta1 * dependence(x, s, args)
         loss = contrast + bottleneck
@@ -340,7 +340,7 @@ def retrieval_task(teacher, args):
 
 NLI = "nli_for_simcse.csv"
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
-CARDS = {"sts": {}, "dr": dict(task="information-retrieval", metric=None)}
+CARDS = {"sts": "sts", "dr": "information-retrieval"}  # the Hub's names
 TABLE_1 = {  # what depends on the task
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
@@ -432,7 +432,7 @@ def main():
 
     labels = [task.labeled, task.labels.tolist()]
     run.start(teacher=teacher, train=task.texts, labels=labels, dev=task.dev)
-    if run.is_new():
+    if run.is_new:
         if teacher:
             run.scores["teacher"] = task.scores(teacher, args.teacher_similarity)
         run.scores["student before"] = task.scores(encoder, args.similarity)
@@ -443,7 +443,7 @@ def main():
         del encoder.heads[heads:]  # W_proj, if stage 2 has begun
     if args.stage != "distill" and not run.finished("finetune"):
         run_finetune(encoder, task, run, args)
-    run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", **CARDS[args.task])
+    run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", CARDS[args.task])
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def distill(student, views, targets, layers, components, dev, run, args):
             texts = views.second_of(rows, [args.seed, step])
             second = common.Tokens(encoder, texts, args.max_length)
             generalize = embed_rows(encoder, second, np.arange(len(rows)), [], args)  # [N, D_S]
-        target = common.rows_of(targets, rows, args.device)
+        target = common.to_device(targets[rows], args.device)
         match args.method:
             case "pkd":
                 pooled = student.layer_projection(pooled.unflatten(1, (len(layers), -1)))
@@ -328,7 +328,7 @@ def main():
     check_settings(args, encoder, teacher, len(views.first))
 
     run.start(dev=sets["dev"], train=views, teacher=teacher)
-    if run.is_new():
+    if run.is_new:
         teach = partial(common.teacher_embeddings, embed, teacher)
         run.scores["teacher"] = common.spearman(teach, sets)
         run.scores["student before"] = ckd.scores(encoder, sets)

@@ -68,7 +68,8 @@ def methods(prefix, names):
     found = {name: seeds_of(prefix + name.replace(" ", "-")) for name in names}
     found = {name: runs for name, runs in found.items() if runs}
     any_run = next(iter(found.values()))[0]
-    rows = [[name, "", *[f"{any_run[name][key]:.2f}" for key in columns]] for name in BEFORE]
+    before = [name for name in ("teacher", "student before") if name in any_run]
+    rows = [[name, "", *[f"{any_run[name][key]:.2f}" for key in columns]] for name in before]
     ranked = sorted(found, key=lambda name: -mean(last_row(run)["avg"] for run in found[name]))
     for name in ranked:
         finals = [last_row(run) for run in found[name]]
@@ -79,11 +80,12 @@ def methods(prefix, names):
     return markdown(["model", "seeds", "STS-B dev", *columns[1:]], rows)
 
 
-BEFORE = ("teacher", "student before")
-
-
 def own_teacher():
     return methods("", (*OWN_ROWS, "DistilFACE"))
+
+
+def no_teacher():
+    return methods("", ("DistilFACE",))
 
 
 def larger_teacher():
@@ -176,11 +178,7 @@ TABLES = {
     "small": small,
     "int8": int8,
     "speed": lambda: as_table(RUNS["speed-training"], title=""),
-    "search": search,
-    "pairs-stsb": lambda: pairs("stsb"),
-    "pairs-mrpc": lambda: pairs("mrpc"),
-    "language": language,
-    "transfer": transfer,
+    "no-teacher": no_teacher,
 }
 
 
