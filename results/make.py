@@ -179,6 +179,7 @@ TABLES = {
     "int8": int8,
     "speed": lambda: as_table(RUNS["speed-training"], title=""),
     "no-teacher": no_teacher,
+    "search": search,
 }
 
 
