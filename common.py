@@ -707,7 +707,7 @@ def spearman(encode_texts, sets):
     encode_texts(n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and the mean
     of all but "dev" as "avg", where there are several.
     """
-    texts = dict.fromkeys(text for pairs in sets.values() for pair in pairs for text in pair[:2])
+    texts = dict.fromkeys(row[side] for rows in sets.values() for side in (0, 1) for row in rows)
     vectors = encode_texts(list(texts))
     vectors = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
     scores = {}

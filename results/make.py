@@ -180,6 +180,8 @@ TABLES = {
     "speed": lambda: as_table(RUNS["speed-training"], title=""),
     "no-teacher": no_teacher,
     "search": search,
+    "pairs-stsb": lambda: pairs("stsb"),
+    "pairs-mrpc": lambda: pairs("mrpc"),
 }
 
 
