@@ -182,7 +182,8 @@ def read_sts(folder, split="test"):
         raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
     if split == "dev":
         return {"dev": read_scored_pairs(benchmark / "sts-dev.csv", at=(5, 6, 4))}
-    sets = {f"STS{y}": read_sts_year(benchmark.with_name(f"STS{y}-en-test")) for y in range(12, 17)}
+    years = ("STS12", "STS13", "STS14", "STS15", "STS16")
+    sets = {year: read_sts_year(benchmark.with_name(f"{year}-en-test")) for year in years}
     sets["STS-B"] = read_scored_pairs(benchmark / "sts-test.csv", at=(5, 6, 4))
     sick = benchmark.parent.parent / "SICK" / "SICK_test_annotated.txt"
     return sets | {"SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
@@ -238,7 +239,7 @@ def refuse_overwriting(output, *inputs):
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
 
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA, by name
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
 
 
 def cache_folder():
@@ -690,7 +691,7 @@ def to_device(array, device):
 
 
 def fingerprint(content):
-    """A hash of an array, a model's weights, or texts and numbers with such things among them."""
+    """A hash of an array, of a model's weights, or of a list of texts, numbers and such."""
     if isinstance(content, nn.Module):
         content = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
     is_array = isinstance(content, np.ndarray)

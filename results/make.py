@@ -124,11 +124,11 @@ def small():
     return markdown(["student", "STS-B dev", *columns[1:]], cells)
 
 
-def as_table(rows, digits=2, title="model"):
+def as_table(rows, title="model"):
     """{row: {column: score}} -> a Markdown table with the columns of the last row."""
     columns = [key for key in last_row(rows) if key not in ("dev", "test", "bytes")]
     cells = [
-        [name, *[f"{row[key]:.{digits}f}" if key in row else "" for key in columns]]
+        [name, *[f"{row[key]:.2f}" if key in row else "" for key in columns]]
         for name, row in rows.items()
     ]
     return markdown([title, *columns], cells)
@@ -145,20 +145,7 @@ def pairs(task):
     *before, (_, teacher), (_, student) = RUNS[f"DSE-{task}"].items()
     rows = dict(before) | {"weak teacher": teacher, "its student": student}
     rows["labels alone"] = last_row(RUNS[f"DSE-{task}-labels"])
-    strong = RUNS.get(f"DSE-M-{task}")
-    if strong:
-        rows |= {"strong teacher": strong["teacher"], "strong teacher's": last_row(strong)}
     return as_table(rows)
-
-
-def language():
-    before, teacher, student = [*RUNS["en-de-before"].values(), *RUNS["en-de-test"].values()]
-    return as_table({"teacher": teacher, "student before": before, "student": student}, digits=1)
-
-
-def transfer():
-    names = ("teacher", "KD", "CKD", "ConGen", "IBKD")
-    return as_table(dict(zip(names, RUNS["transfer"].values())))
 
 
 def int8():

@@ -93,5 +93,5 @@ def test_the_command_writes_a_file_for_the_readme_s_code(
     assert (np.load(tmp_path / "embeddings.npy") * expected).sum(axis=1).min() > 0.98
 
     written = int8.read_bytes()
-    assert "would be overwritten" in fails(quantize, tmp_path, "--pairs", int8)
+    assert "is a file of the input" in fails(quantize, tmp_path, "--pairs", int8)
     assert int8.read_bytes() == written
