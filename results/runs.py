@@ -95,6 +95,12 @@ RUNS = [  # page, name, seeds, command
     ("how-small", "KD-three-layers", ONE, f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE}"),
     ("how-small", "KD-two-layers", ONE, f"{KD} --teacher $T --student-layers 0,5 {WHOLE}"),
     ("how-small", "KD-one-layer", ONE, f"{KD} --teacher $T --student-layers 5 {WHOLE}"),
+    (
+        "small",
+        "KD-three-epochs",
+        ONE,
+        f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE} --epochs 3",
+    ),
     ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
     ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
     ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
