@@ -126,9 +126,7 @@ def best_scores(folder, against):
     return dict(sorted(found.items()))
 
 
-# --------------------------------------------------------------------------------------------------
-# Figures: names of models or folders, texts, and matplotlib.pyplot -> the numbers and the figure
-# --------------------------------------------------------------------------------------------------
+# ---- Figures: (names of models, texts, matplotlib.pyplot) -> numbers and figure ------------------
 
 
 def space(models, pairs, plt):
@@ -262,9 +260,7 @@ def neighbours(models, texts, _):
     return found, None
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
-# --------------------------------------------------------------------------------------------------
+# ---- Command line --------------------------------------------------------------------------------
 
 FIGURES = dict(space=space, covariance=covariance, cosine=cosine, edits=edits)
 FIGURES |= dict(neighbours=neighbours, curve=curve, data=data, speed=speed)

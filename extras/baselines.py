@@ -37,9 +37,7 @@ import ckd
 import common
 import congen
 
-# --------------------------------------------------------------------------------------------------
-# Losses and model
-# --------------------------------------------------------------------------------------------------
+# ---- Losses and model ----------------------------------------------------------------------------
 
 
 def patient_loss(student, teacher):
@@ -134,9 +132,7 @@ def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
     return torch.cat([embedding, *pooled[1:].float()], dim=1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Training
-# --------------------------------------------------------------------------------------------------
+# ---- Training ------------------------------------------------------------------------------------
 
 # How a paper trains its own method, and here the baselines that it compares with.
 Paper = namedtuple("Paper", "teacher train epochs batch_size max_length eval_steps patience")
@@ -228,9 +224,7 @@ def distill(student, views, targets, layers, components, dev, run, args):
             run.evaluate(step)
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
-# --------------------------------------------------------------------------------------------------
+# ---- Command line --------------------------------------------------------------------------------
 
 
 def parse_args():

@@ -20,6 +20,7 @@ SIZES |= {"one layer": "KD-one-layer"}
 STSB_SENTENCES = 2551  # distinct ones in STS-B test
 SMALL = {
     "all sentences": "KD-three-layers",
+    "all sentences, three epochs": "KD-three-epochs",
     "all sentences, then M": "own-then-M",
     "all sentences, then NLI": "own-then-NLI",
     "M, then own": "M-then-own",
@@ -145,7 +146,20 @@ def pairs(task):
     *before, (_, teacher), (_, student) = RUNS[f"DSE-{task}"].items()
     rows = dict(before) | {"weak teacher": teacher, "its student": student}
     rows["labels alone"] = last_row(RUNS[f"DSE-{task}-labels"])
-    return as_table(rows)
+    strong = RUNS[f"DSE-M-{task}"]
+    return as_table(rows | {"strong teacher": strong["teacher"], "its student ": last_row(strong)})
+
+
+def language():
+    """The English teacher, and its student before and after training on translations."""
+    (before,) = RUNS["en-de-before"].values()
+    teacher, student = RUNS["en-de-test"].values()
+    return as_table({"teacher": teacher, "student before": before, "student": student})
+
+
+def transfer():
+    names = ("teacher", "KD", "CKD", "ConGen", "IBKD")
+    return as_table(dict(zip(names, RUNS["transfer"].values())))
 
 
 def int8():
@@ -167,6 +181,8 @@ TABLES = {
     "speed": lambda: as_table(RUNS["speed-training"], title=""),
     "no-teacher": no_teacher,
     "search": search,
+    "language": language,
+    "transfer": transfer,
     "pairs-stsb": lambda: pairs("stsb"),
     "pairs-mrpc": lambda: pairs("mrpc"),
 }
