@@ -29,7 +29,7 @@ SMALL = {
     "20,000 sentences, layers 1, 4, 5": "layers-1-4-5",
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
-AMOUNTS = {5120: "KD-80-steps", 20_000: "KD", 50_048: "KD-782-steps", 182_049: "KD-three-layers"}
+AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
 
 def read_runs():

@@ -26,8 +26,8 @@ from safetensors import safe_open
 DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
 
-# $T and $M are the teachers, $DATA the folder of the data, $FIRST20K its first 20,000 sentences,
-# $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others.
+# $T and $M are the teachers, $DATA the folder of the data; $FIRST5K, $FIRST20K, $FIRST50K its first
+# sentences, $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others.
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
 STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
@@ -140,8 +140,8 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-Dual-L2", ONE, f"{BASELINE} dual-l2 {FAR} --lr 8e-4"),
     ("larger-teacher", "M-SKD", ONE, f"{BASELINE} skd {FAR} --lr 8e-4"),
     ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
-    ("how-much-data", "KD-80-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 80"),
-    ("how-much-data", "KD-782-steps", ONE, f"{KD} {CUT} {WHOLE} --max-steps 782"),
+    ("how-much-data", "KD-5k", ONE, f"{KD} {CUT} {STS} --train $FIRST5K --eval-steps 105"),
+    ("how-much-data", "KD-50k", ONE, f"{KD} {CUT} {STS} --train $FIRST50K --eval-steps 105"),
     ("int8", "int8-six-layers", ONE, f"{INT8} $T --output runs/int8-six-layers"),
     ("int8", "int8-three-layers", ONE, f"{INT8} runs/KD-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
@@ -172,9 +172,9 @@ RUNS = [  # page, name, seeds, command
     ("pairs", "DSE-M-mrpc", ONE, f"{MRPC} {STRONG}"),
 ]
 
-PARTS = dict(
-    FIRST20K="runs/first20k.txt", EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv"
-)
+FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
+PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
+PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")  # a command that trains
 
 
@@ -199,7 +199,8 @@ def write_parts(data):
     """Write the files of PARTS from those of the folder `data`."""
     Path("runs").mkdir(exist_ok=True)
     sentences = read_lines(f"{data}/unlabeled.txt")
-    write_lines(PARTS["FIRST20K"], sentences[:20_000])
+    for name, amount in FIRST.items():
+        write_lines(PARTS[name], sentences[:amount])
     translations = read_lines(f"{data}/pairs.en-de.tsv")
     write_lines(PARTS["EN_DE"], translations[:-1000])
     write_lines(PARTS["EN_DE_TEST"], translations[-1000:])
