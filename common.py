@@ -1025,7 +1025,8 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     stated = "default: what its folder states, else"
-    add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling})")
+    cut = "if cut from the teacher, the teacher's"
+    add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling}; {cut})")
     add("--teacher-pooling", choices=POOLINGS, help=f"of the teacher ({stated} mean)")
     add("--prompt", help="text before each text of the student (default: what its folder states)")
     add_dropout_option(group, "default: 0 for a student cut to --student-layers, else its own")

@@ -174,8 +174,9 @@ def dependence(x, s, args):
 def distill(student, tokens, targets, task, run, args):
     """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
 
-    The paper prints -(L_nce - beta_1 HSIC), where L_nce is the bound to maximize; info_nce() is its
-    negative. tokens of n texts; targets [n, D_T]: the teacher's embeddings T.
+    The paper prints -(L_nce - beta_1 HSIC). Section 3.1 prints L_nce with a minus, as a loss, which
+    this would maximize; info_nce() is that loss, and is minimized. tokens of n texts; targets
+    [n, D_T]: the teacher's embeddings T.
     """
     epoch_steps = math.ceil(len(targets) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
