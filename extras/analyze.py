@@ -28,21 +28,10 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from common import (
-    DEMO,
-    ArgumentParser,
-    DataError,
-    encode,
-    evaluation_sets,
-    load_encoder,
-    read_rows,
-    reading,
-    refuse_overwriting,
-    run_main,
-    spearman,
-    training_sentences,
-    write_json,
-)
+from common import DEMO, ArgumentParser, DataError, reading, run_main
+from common import evaluation_sets, read_rows, training_sentences
+from common import refuse_overwriting, write_json
+from common import encode, load_encoder, spearman
 from eval_sts import embed
 
 SENTENCES = 10_000  # for the covariance

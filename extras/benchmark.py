@@ -27,25 +27,9 @@ import torch
 import transformers
 
 import dse
-from common import (
-    DEMO,
-    LOG_STEPS,
-    MINILM,
-    ArgumentParser,
-    DataError,
-    Tokens,
-    count,
-    encode,
-    load_encoder,
-    note,
-    read_rows,
-    read_sentences,
-    resolve,
-    run_main,
-    save_encoder,
-    set_dropout,
-    table,
-)
+from common import DEMO, LOG_STEPS, MINILM, ArgumentParser, DataError, count, note, run_main, table
+from common import read_rows, read_sentences, resolve
+from common import Tokens, encode, load_encoder, save_encoder, set_dropout
 from eval_sts import embed
 
 ROOT = Path(__file__).resolve().parent.parent

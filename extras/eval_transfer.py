@@ -25,21 +25,9 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
 
-from common import (
-    POOLINGS,
-    ArgumentParser,
-    DataError,
-    encode,
-    load_encoder,
-    number,
-    progress,
-    reading,
-    refuse_overwriting,
-    resolve,
-    run_main,
-    table,
-    write_json,
-)
+from common import POOLINGS, ArgumentParser, DataError, number, progress, reading, run_main, table
+from common import refuse_overwriting, resolve, write_json
+from common import encode, load_encoder
 from eval_sts import embed
 
 SEED = 1111  # SentEval's, of the folds

@@ -25,21 +25,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import (
-    ArgumentParser,
-    DataError,
-    Tokens,
-    load_encoder,
-    read_scored_pairs,
-    read_sts,
-    reading,
-    refuse_overwriting,
-    replace_file,
-    resolve,
-    run_main,
-    spearman,
-    table,
-)
+from common import ArgumentParser, DataError, reading, run_main, table
+from common import read_scored_pairs, read_sts, refuse_overwriting, replace_file, resolve
+from common import Tokens, load_encoder, spearman
 from eval_sts import embed
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs

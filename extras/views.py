@@ -23,18 +23,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from common import (
-    ArgumentParser,
-    DataError,
-    load_encoder,
-    number,
-    read_rows,
-    reading,
-    replace_file,
-    resolve,
-    run_main,
-    training_sentences,
-)
+from common import ArgumentParser, DataError, number, reading, run_main
+from common import load_encoder, read_rows, replace_file, resolve, training_sentences
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
