@@ -5,12 +5,13 @@ The teacher comes from its pip package, the data from ../shared/data where that 
 
 import atexit
 import csv
+import io
 import json
 import math
 import os
 import shutil
-import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from functools import partial
@@ -20,16 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertModel,
-    DistilBertConfig,
-    DistilBertModel,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaModel,
-)
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -47,10 +40,10 @@ DEMO = ROOT / "demo"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",")
 LONGEST_INPUT = 128  # tokens
 MODELS = (  # folder, kind, dimension
-    ("bert", "bert", 32),
-    ("wide", "bert", 48),
-    ("roberta", "roberta", 32),
-    ("distilbert", "distilbert", 32),
+    ("bert", "Bert", 32),
+    ("wide", "Bert", 48),
+    ("roberta", "Roberta", 32),
+    ("distilbert", "DistilBert", 32),
 )
 
 
@@ -120,6 +113,37 @@ def random_rows(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
+class Adam:
+    """Adam as its paper has it, with all gradients together clipped at norm 1."""
+
+    def __init__(self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0):
+        self.parameters, self.betas, self.eps, self.decay = list(parameters), betas, eps, decay
+        self.moments = [[torch.zeros_like(x), torch.zeros_like(x)] for x in self.parameters]
+        self.steps = 0
+
+    def step(self, loss, lr):
+        self.steps += 1
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        norm = sum(gradient.square().sum() for gradient in gradients).sqrt().clamp(min=1)
+        assert norm > 1 or self.steps > 2  # so that the clipping counts
+        first, second = self.betas
+        for value, gradient, (m, v) in zip(self.parameters, gradients, self.moments):
+            m += (1 - first) * (gradient / norm - m)
+            v += (1 - second) * ((gradient / norm) ** 2 - v)
+            scale = (v / (1 - second**self.steps)).sqrt() + self.eps
+            value.data -= lr * (self.decay * value + m / (1 - first**self.steps) / scale)
+
+
+def tar_of(name, data):
+    """A tar file with one file in it, as bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
     """A folder of small data: sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100 rows),
@@ -165,7 +189,7 @@ def word_tokenizer():
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -176,41 +200,6 @@ def word_tokenizer():
     )
 
 
-def random_model(kind, vocabulary, size, layers):
-    """A transformer of `kind` with random weights and `size` hidden dimensions."""
-    if kind == "distilbert":
-        config = DistilBertConfig(
-            vocab_size=vocabulary,
-            dim=size,
-            n_layers=layers,
-            n_heads=4,
-            hidden_dim=2 * size,
-            max_position_embeddings=LONGEST_INPUT,
-        )
-        return DistilBertModel(config)
-    options = dict(
-        vocab_size=vocabulary,
-        hidden_size=size,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=2 * size,
-        initializer_range=0.3,
-        pad_token_id=0,
-    )
-    if kind == "roberta":  # its positions begin after the number of its padding token
-        return RobertaModel(RobertaConfig(max_position_embeddings=LONGEST_INPUT + 1, **options))
-    return BertModel(BertConfig(max_position_embeddings=LONGEST_INPUT, **options))
-
-
-def build(folder, kind, size=32, layers=4, seed=0):
-    """Write a plain transformers folder with random weights -> its path, a str."""
-    torch.manual_seed(seed)
-    tokenizer = word_tokenizer()
-    random_model(kind, len(tokenizer), size, layers).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="session")
 def models_folder(tmp_path_factory):
     """Folders of small models with four layers.
@@ -219,8 +208,20 @@ def models_folder(tmp_path_factory):
     mean (normalized), cls, pooler.
     """
     root = tmp_path_factory.mktemp("models")
+    tokenizer = word_tokenizer()
     for name, kind, size in MODELS:
-        build(root / name, kind, size, seed=size)
+        options = dict(vocab_size=len(tokenizer), hidden_size=size, pad_token_id=0)
+        options |= dict(num_hidden_layers=4, num_attention_heads=4)
+        if kind == "DistilBert":
+            options |= dict(hidden_dim=2 * size)
+        else:
+            options |= dict(intermediate_size=2 * size, initializer_range=0.3)
+        # RoBERTa's positions begin after the number of its padding token.
+        options |= dict(max_position_embeddings=LONGEST_INPUT + (kind == "Roberta"))
+        torch.manual_seed(size)
+        config = getattr(transformers, f"{kind}Config")(**options)
+        transformers.AutoModel.from_config(config).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
     for pooling in ("mean", "cls", "pooler"):
         encoder = common.load_encoder(root / "bert", pooling)
         encoder.normalize = pooling == "mean"
@@ -231,19 +232,13 @@ def models_folder(tmp_path_factory):
 # ---- programs
 
 
-@pytest.fixture(scope="session")
-def run():
-    """run("ckd.py", "--option", ...) -> the finished process of its own.
+@pytest.fixture
+def parse(monkeypatch):
+    """parse(ckd, "--option", ...) -> what a script makes of its options."""
 
-    Options that are no str are turned into str; keyword arguments are environment variables.
-    "extras.NAME" runs python -m extras.NAME.
-    """
-
-    def call(script, *options, cwd=ROOT, **environment):
-        variables = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
-        program = ["-m", script] if script.startswith("extras.") else [script]
-        command = [sys.executable, *program, *map(str, options)]
-        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=cwd)
+    def call(script, *options):
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, options)])
+        return script.parse_args()
 
     return call
 
@@ -262,17 +257,15 @@ def call_main(monkeypatch, capsys):
 
 
 @pytest.fixture
-def fails(monkeypatch, capsys):
+def fails(call_main, capsys):
     """fails(ckd, "--option", ...) -> the error line of a script's main.
 
     It must be the only one, and the exit status must be 2.
     """
 
     def call(script, *options):
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, options)])
-        capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
-            common.run_main(script.main)
+            common.run_main(lambda: call_main(script, *options))
         lines = capsys.readouterr().err.splitlines()
         assert exit.value.code == 2
         assert lines[-1].startswith("error: "), lines

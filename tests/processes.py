@@ -42,7 +42,7 @@ def start(script, words, log, **environment):
 
 def finish(process, log):
     """Wait for the end of a process that must succeed."""
-    process.join(120)
+    process.join(300)
     assert process.exitcode == 0, Path(log).read_text()[-3000:]
 
 

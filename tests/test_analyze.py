@@ -22,10 +22,6 @@ def random_unit_vectors(n, seed):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def distance(a, b):
-    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)))
-
-
 def cosines(folder, first, second):
     """As sentence-transformers computes them."""
     model = SentenceTransformer(str(folder), device="cpu")
@@ -37,9 +33,9 @@ def cosines(folder, first, second):
 def test_alignment_and_uniformity_are_those_of_the_papers(power):
     """Eq. 8 of DistilCSE, eq. 12 and 13 of IBKD, in plain loops."""
     first, second = random_unit_vectors(7, seed=0), random_unit_vectors(7, seed=1)
-    expected = sum(distance(a, b) ** power for a, b in zip(first, second)) / 7
+    expected = sum(math.dist(a, b) ** power for a, b in zip(first, second)) / 7
     assert analyze.alignment(first, second, power) == pytest.approx(expected, abs=1e-10)
-    distances = [distance(first[i], first[j]) for i in range(7) for j in range(i)]
+    distances = [math.dist(first[i], first[j]) for i in range(7) for j in range(i)]
     terms = [math.exp(-2 * value**power) for value in distances]
     expected = math.log(sum(terms) / len(terms))
     assert analyze.uniformity(first, power) == pytest.approx(expected, abs=1e-10)
@@ -68,7 +64,7 @@ def vectors(monkeypatch):
 def test_space_has_positives_above_4_and_each_sentence_once(vectors):
     again = [*PAIRS, ("A B", "a c", 1.0)]  # no new sentence, and no positive
     numbers, figure = analyze.space(["one"], again, plt)
-    distances = [distance(vectors[a], vectors[b]) for a, b, _ in PAIRS[:2]]
+    distances = [math.dist(vectors[a], vectors[b]) for a, b, _ in PAIRS[:2]]
     uniformity = analyze.uniformity(np.array(list(vectors.values())), 2)
     found = numbers["one"]["squared distances (IBKD)"]
     assert found["alignment"] == pytest.approx(sum(d**2 for d in distances) / 2)

@@ -24,7 +24,9 @@ SIZES = dict(
 GROUPED = dict(num_key_value_heads=2, head_dim=8)
 CONFIGS = {
     "bert": ("BertConfig", SIZES),
+    "roberta": ("RobertaConfig", SIZES),
     "xlm-roberta": ("XLMRobertaConfig", SIZES),
+    "camembert": ("CamembertConfig", SIZES),
     "mpnet": ("MPNetConfig", SIZES),
     "electra": ("ElectraConfig", SIZES | dict(embedding_size=32)),
     "deberta-v2": ("DebertaV2Config", SIZES | dict(relative_attention=True)),

@@ -1,15 +1,13 @@
 """common.py: files in, tokens, batches, sentences to vectors, their cache, scores, numbers."""
 
 import gzip
-import io
 import sys
-import tarfile
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import cosine, demo_lines, demo_sentences
+from conftest import cosine, demo_lines, demo_sentences, tar_of
 from scipy.stats import rankdata
 
 import ckd
@@ -54,7 +52,6 @@ def test_training_sentences_are_lines_or_the_distinct_texts_of_triplets(tmp_path
 BAD_BYTE = b"good\n" * 5000 + b"\xff\n" + b"good\n" * 5000
 REFUSED = [  # reader, content, what the error must say; test_inputs.py has more
     ("sentences", BAD_BYTE, "file:5001: "),
-    ("triplets", HEADER + "a,b,c\na,b\n", "file:3: 2 columns"),
     ("triplets", HEADER + "a,,c\n", "file:2: "),
     ("triplets", HEADER + 'a,b,"c\n', "file:"),
     ("triplets", HEADER, "file:"),
@@ -62,7 +59,6 @@ REFUSED = [  # reader, content, what the error must say; test_inputs.py has more
     ("scored_pairs", "a\tb\tscore\n", "file: "),
     ("scored_pairs", "a\tb\t1\nc\td\t5.1\n", "file:2: .*5.1"),
     ("scored_pairs", "a\tb\t-0.1\nc\td\t1\n", "file:1: .*-0.1"),
-    ("scored_pairs", "a\tb\t1\nc\td\tinf\n", "file:2: .*inf"),
 ]
 
 
@@ -82,14 +78,6 @@ def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path):
         common.read_sts_year(tmp_path)
 
 
-def tar_with(path, name):
-    with tarfile.open(path, "w") as archive:
-        info = tarfile.TarInfo(name)
-        info.size = 4
-        archive.addfile(info, io.BytesIO(b"text"))
-    return path
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -97,16 +85,16 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, cache):
-    folder = common.resolve(str(tar_with(tmp_path / "good.tar", "STS/a.txt")))
+    folder = common.resolve(str(write(tmp_path / "good.tar", tar_of("STS/a.txt", b"text"))))
     assert (folder / "STS" / "a.txt").read_text() == "text"
     with pytest.raises(DataError, match="up.tar"):
-        common.resolve(str(tar_with(tmp_path / "up.tar", "a/../../evil.txt")))
+        common.resolve(str(write(tmp_path / "up.tar", tar_of("a/../../evil.txt", b"text"))))
     assert cache() == [folder]
     assert not list(tmp_path.rglob("evil.txt"))
 
 
 def test_another_process_may_unpack_the_same_tar_file_first(tmp_path, cache, monkeypatch):
-    tar = tar_with(tmp_path / "a.tar", "a.txt")
+    tar = write(tmp_path / "a.tar", tar_of("a.txt", b"text"))
     unpack = common.shutil.unpack_archive
 
     def unpack_after_another(*arguments, **options):

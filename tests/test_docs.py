@@ -39,23 +39,19 @@ def test_there_are_commands():
 
 
 @pytest.mark.parametrize("page, command", COMMANDS, ids=lambda value: value[-60:])
-def test_a_documented_command_is_accepted(page, command, monkeypatch):
+def test_a_documented_command_is_accepted(page, command, parse):
     found = PROGRAM.search(command)
     module = importlib.import_module(found[1] or found[2])
-    words = shlex.split(command[found.end() :])
-    monkeypatch.setattr(sys, "argv", [found[0].strip(), *words])
-    module.parse_args()
+    parse(module, *shlex.split(command[found.end() :]))
 
 
-def test_the_command_of_each_run_is_accepted(monkeypatch):
+def test_the_command_of_each_run_is_accepted(parse):
     every = list(runs.all_runs())
     assert len(every) > 60
     for _, _, _, command in every:
         words = runs.expand(command, "data")[1:]
         start = 2 if words[0] == "-m" else 1
-        module = importlib.import_module(words[start - 1].removesuffix(".py"))
-        monkeypatch.setattr(sys, "argv", words[start - 1 :])
-        module.parse_args()
+        parse(importlib.import_module(words[start - 1].removesuffix(".py")), *words[start:])
 
 
 def test_the_tables_of_the_pages_are_those_of_the_data():

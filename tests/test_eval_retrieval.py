@@ -10,6 +10,7 @@ import torch
 from conftest import cosine, demo_sentences, random_rows
 from torch import nn
 
+import ckd
 import common
 import eval_retrieval as retrieval
 from eval_retrieval import LEFT_OUT
@@ -225,19 +226,6 @@ def test_reference_figures(call_main, shared_data, tmp_path):
     assert scores["bytes"] == 4 * 384
 
 
-def vectors_of(model, pooling, texts):
-    """The embeddings of texts, each encoded alone by the transformer."""
-    encoder = common.load_encoder(model, pooling).eval()
-    vectors = []
-    for text in texts:
-        inputs = encoder.tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            states = encoder.model(**inputs).last_hidden_state[0]
-            pooled = states[0] if encoder.pooling == "cls" else states.mean(dim=0)
-            vectors.append(encoder.heads(pooled).numpy())
-    return vectors
-
-
 def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp_path):
     """MRR@10 of a model with a head that makes norms differ, and of another one for passages."""
     bert, uneven = models_folder / "bert", tmp_path / "uneven"
@@ -257,10 +245,11 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
     for options, (similarity, pooling) in settings.items():
         printed = call_main(retrieval, *options, "--beir", beir, "--json", tmp_path / "scores.json")
         (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
-        passages = np.array(vectors_of(uneven, pooling, texts)).astype(float)
+        encoders = [common.load_encoder(model, pooling) for model in (uneven, options[0])]
+        passages = common.encode(ckd.embed, encoders[0], texts).tolist()
         total = 0
-        for i, query in enumerate(vectors_of(options[0], pooling, queries)):
-            values = [similarity(query.tolist(), passage) for passage in passages.tolist()]
+        for i, query in enumerate(common.encode(ckd.embed, encoders[1], queries).tolist()):
+            values = [similarity(query, passage) for passage in passages]
             best = np.argsort(-np.array(values))[:10].tolist()
             total += max((1 / (1 + best.index(j)) for j in (i, i + 20) if j in best), default=0)
         assert scores["MRR@10"] == pytest.approx(100 * total / 20, abs=0.01)

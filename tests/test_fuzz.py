@@ -2,14 +2,13 @@
 raises DataError that names the file. `--fuzz-examples 5000` tries more of them."""
 
 import gzip
-import io
 import json
 import shutil
-import tarfile
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import tar_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,15 +171,14 @@ def test_beir(fuzz, tmp_path):
 
 def test_tar_files(fuzz, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("STS/a.txt"), io.BytesIO())
 
     def check(folder):
         assert folder.parent == common.cache_folder()
         assert {path.name for path in tmp_path.iterdir()} == {"a.tar", "cache"}
 
-    fuzz({"a.tar": data.getvalue()}, lambda: common.resolve(str(tmp_path / "a.tar")), check)
+    fuzz(
+        {"a.tar": tar_of("STS/a.txt", b"")}, lambda: common.resolve(str(tmp_path / "a.tar")), check
+    )
 
 
 SETTINGS = ["sentence_bert_config.json", "config_sentence_transformers.json"]

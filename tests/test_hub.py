@@ -8,13 +8,12 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, tar_of
 from safetensors.torch import load
 
 # Each test starts Python anew, some of them several times.
@@ -79,16 +78,6 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(data, cut=cut, ETag=etag, X_Repo_Commit=COMMIT)
 
 
-def senteval_tar():
-    data = b"g\tf\ty\t1\t4.5\tA boy plays.\tA cook eats.\n" * 9
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        info = tarfile.TarInfo("STS/STSBenchmark/sts-dev.csv")
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 def read_folder(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -106,8 +95,9 @@ def hub(models_folder):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     not_wanted = {"onnx/model.onnx": b"big", "pytorch_model.bin": b"also big"}
     lines = b"A boy plays a guitar.\nA cook eats an apple.\n"
+    sts = tar_of("STS/STSBenchmark/sts-dev.csv", b"g\tf\ty\t1\t4.5\tA boy.\tA cook.\n" * 9)
     server.repositories = {
-        DATA: {WIKI: lines * 300, SENTEVAL: senteval_tar(), NLI: TRIPLETS},
+        DATA: {WIKI: lines * 300, SENTEVAL: sts, NLI: TRIPLETS},
         "datasets/some/one": {"README.md": b"", ".gitattributes": b"", "news.en": lines},
         "datasets/some/two": {"README.md": b"", "a.txt": lines, "b/c.txt": lines * 2},
         "datasets/some/beir": {"corpus.jsonl.gz": BEIR, "queries.jsonl.gz": BEIR},

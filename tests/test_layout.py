@@ -1,4 +1,7 @@
-"""The rule of the house: a script stands on common.py alone, and its upper part on torch alone."""
+"""The rule of the house: a script stands on common.py alone, and its upper part on torch alone.
+
+And the demo of each method, as a process.
+"""
 
 import re
 import shutil
@@ -27,7 +30,7 @@ def test_losses_and_model_need_torch_alone(tmp_path):
     """The parts above the ruler "Training" run in an empty folder without the other packages."""
     for script in SCRIPTS:
         source = (ROOT / f"{script}.py").read_text("utf-8")
-        upper, _, _ = source.partition("\n# Training\n")
+        upper, _, _ = source.partition("\n# ---- Training ")
         assert upper != source
         (tmp_path / f"{script}.py").write_text(upper, "utf-8")
     blocked = dict.fromkeys(("common", "transformers", "numpy", "scipy", "tqdm"))
@@ -68,6 +71,27 @@ def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folde
     else:
         stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
         assert len(stages) == (2 if script == "dse" else 1)
+
+
+DEMOS = {  # the points that the student gains
+    "ckd.py --stage distill --max-steps 12 --eval-steps 12": 5,
+    "congen.py --head identity --max-steps 12 --eval-steps 12": 5,
+    "ibkd.py --stage distill --max-steps 12 --eval-steps 12": 5,
+    "distilface.py --max-steps 25 --eval-steps 5": 1,
+    "extras/baselines.py --method crd --max-steps 12 --eval-steps 12": 5,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", DEMOS)
+def test_a_demo_improves_the_real_student_and_keeps_the_best(command, tmp_path):
+    """Layers 1,3,5 of all-MiniLM-L6-v2 after a few steps on the demo's sentences."""
+    script, *options = command.split()
+    log, out = tmp_path / "log", tmp_path / "out"
+    finish(start(script, ["--demo", *options, "--output", out], log), log)
+    before, *after = dev_scores(out).values()
+    assert max(after) > before + DEMOS[command]
+    assert log.read_text().endswith(f" {max(after):.2f} |\n")
 
 
 def test_an_import_changes_nothing_in_another_program(tmp_path):

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from conftest import demo_sentences
+from processes import finish, start
 from torch import nn
 
 import common
@@ -61,21 +62,21 @@ def test_all_of_an_encoder_is_exported(models_folder, tmp_path, folder, pooling,
 
 @pytest.mark.slow
 def test_the_command_writes_a_file_for_the_readme_s_code(
-    models_folder, files, run, tmp_path, fails
+    models_folder, files, tmp_path, tmp_path_factory, fails
 ):
     encoder = common.load_encoder(models_folder / "bert").eval()
     encoder.normalize = True
     add_head(encoder, 32)
     common.save_encoder(encoder, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    done = run("extras.quantize", tmp_path, "--pairs", files / "dev.tsv")
-    assert (done.returncode, done.stderr) == (0, "")
+    log = tmp_path_factory.mktemp("log") / "log"
+    finish(start("extras/quantize.py", [tmp_path, "--pairs", files / "dev.tsv"], log), log)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     int8 = tmp_path / "onnx" / "model_int8.onnx"
     assert len(after.pop(int8)) > 0
     assert after == before
 
-    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines()]
+    lines = [line.split("|")[1:-1] for line in log.read_text().splitlines()]
     assert [cell.strip() for cell in lines[0]] == ["model", "MB", "Spearman", "seconds"]
     torch_row, fp32, linear, small = [[float(cell) for cell in line[1:]] for line in lines[2:]]
     sets = {"": common.read_scored_pairs(files / "dev.tsv")}

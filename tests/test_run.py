@@ -65,10 +65,6 @@ def test_a_run_is_not_resumed_with_other_input(call_main, fails, options, tmp_pa
     assert "another teacher (content)" in fails(ckd, *resumed)
 
 
-class Killed(BaseException):
-    """Ends a run in this process as SIGKILL does: nothing catches it."""
-
-
 def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_path, monkeypatch):
     """A run that dies between two checkpoints goes on from the first of them."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)
@@ -78,11 +74,11 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
     def watched(*arguments):
         steps.append(len(steps) + 1)
         if len(steps) == 4:
-            raise Killed
+            raise KeyboardInterrupt
         return loss(*arguments)
 
     monkeypatch.setattr(ckd, "contrastive_distillation_loss", watched)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         call_main(ckd, *options)
     assert [row["step"] for row in rows(tmp_path / "out")] == [0, 1, 2, 2, 3]
     call_main(ckd, *options, "--resume")
