@@ -33,6 +33,7 @@ M = "sentence-transformers/all-mpnet-base-v2"
 STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
 CUT = "--teacher $T --student-layers 1,3,5"
 OWN = f"{CUT} {STS} --train $FIRST20K --eval-steps 105"
+MORE = f"{CUT} {STS} --train $FIRST50K --eval-steps 105"
 FAR = f"--teacher $M --student $T --student-layers 1,3,5 {STS} --train $FIRST20K --eval-steps 105"
 AGAIN = f"{STS} --train $FIRST20K --eval-steps 105 --dropout 0"
 NLI = (
@@ -101,6 +102,8 @@ RUNS = [  # page, name, seeds, command
         ONE,
         f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE} --epochs 3",
     ),
+    ("small", "layers-0-3-5-50k", ONE, f"{KD} {MORE} --student-layers 0,3,5"),
+    ("small", "layers-1-4-5-50k", ONE, f"{KD} {MORE} --student-layers 1,4,5"),
     ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
     ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
     ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
@@ -141,7 +144,7 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-SKD", ONE, f"{BASELINE} skd {FAR} --lr 8e-4"),
     ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
     ("how-much-data", "KD-5k", ONE, f"{KD} {CUT} {STS} --train $FIRST5K --eval-steps 105"),
-    ("how-much-data", "KD-50k", ONE, f"{KD} {CUT} {STS} --train $FIRST50K --eval-steps 105"),
+    ("how-much-data", "KD-50k", ONE, f"{KD} {MORE}"),
     ("int8", "int8-six-layers", ONE, f"{INT8} $T --output runs/int8-six-layers"),
     ("int8", "int8-three-layers", ONE, f"{INT8} runs/KD-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
