@@ -147,22 +147,30 @@ def search():
 def pairs(task):
     """Cross-encoders, and students with and without their logits."""
     *before, (_, teacher), (_, student) = RUNS[f"DSE-{task}"].items()
-    rows = dict(before) | {"weak teacher": teacher, "its student": student}
+    rows = dict(before) | {"weak teacher": teacher, "weak teacher's student": student}
     rows["labels alone"] = last_row(RUNS[f"DSE-{task}-labels"])
     strong = RUNS[f"DSE-M-{task}"]
-    return as_table(rows | {"strong teacher": strong["teacher"], "its student ": last_row(strong)})
+    rows |= {"strong teacher": strong["teacher"], "strong teacher's student": last_row(strong)}
+    return as_table(rows)
 
 
 def language():
     """The English teacher, and its student before and after training on translations."""
     (before,) = RUNS["en-de-before"].values()
     teacher, student = RUNS["en-de-test"].values()
-    return as_table({"teacher": teacher, "student before": before, "student": student})
+    rows = {"teacher": teacher, "student before": before, "student": student}
+    titles = {"1 -> 2": "English to German", "2 -> 1": "German to English"}
+    return as_table({name: {titles[key]: row[key] for key in titles} for name, row in rows.items()})
 
 
 def transfer():
+    """Accuracies, and their mean; F1 is left out."""
     names = ("teacher", "KD", "CKD", "ConGen", "IBKD")
-    return as_table(dict(zip(names, RUNS["transfer"].values())))
+    rows = {}
+    for name, scores in zip(names, RUNS["transfer"].values()):
+        accuracies = {task: score for task, score in scores.items() if task != "MRPC F1"}
+        rows[name] = accuracies | {"mean": mean(accuracies.values())}
+    return as_table(rows)
 
 
 def int8():
