@@ -145,6 +145,7 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-HPD", ONE, f"{BASELINE} hpd {FAR} --lr 8e-4"),
     ("how-much-data", "KD-5k", ONE, f"{KD} {CUT} {STS} --train $FIRST5K --eval-steps 105"),
     ("how-much-data", "KD-50k", ONE, f"{KD} {MORE}"),
+    ("how-much-data", "KD-50k", (1, 2), f"{KD} {MORE}"),
     ("int8", "int8-six-layers", ONE, f"{INT8} $T --output runs/int8-six-layers"),
     ("int8", "int8-three-layers", ONE, f"{INT8} runs/KD-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
