@@ -104,6 +104,7 @@ RUNS = [  # page, name, seeds, command
     ),
     ("small", "layers-0-3-5-50k", ONE, f"{KD} {MORE} --student-layers 0,3,5"),
     ("small", "layers-1-4-5-50k", ONE, f"{KD} {MORE} --student-layers 1,4,5"),
+    ("small", "layers-1-4-5-50k", (1, 2), f"{KD} {MORE} --student-layers 1,4,5"),
     ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
     ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
     ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
