@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 HERE = Path(__file__).parent
-STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+COLUMNS = ("dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "avg")
 OWN_ROWS = ("KD", "CKD", "IBKD", "ConGen", "SEED", "PKD", "L2", "Dual-L2", "SKD", "CRD", "HPD")
 FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
 FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
@@ -27,7 +27,8 @@ SMALL = {
     "50,000 sentences": "KD-50k",
     "50,000 sentences, layers 0, 3, 5": "layers-0-3-5-50k",
     "50,000 sentences, layers 1, 4, 5": "layers-1-4-5-50k",
-    "20,000 sentences": "KD-0",
+    "20,000 sentences": "KD",
+    "20,000 sentences, mean of three students' weights": "mean-of-seeds",
     "20,000 sentences, layers 0, 3, 5": "layers-0-3-5",
     "20,000 sentences, layers 1, 4, 5": "layers-1-4-5",
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
@@ -66,22 +67,30 @@ def markdown(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def score_row(name, runs):
+    """Name, number of seeds, dev, the seven test sets, their mean. runs: one for each seed."""
+    finals = [last_row(run) for run in runs]
+    cells = [f"{mean(row[key] for row in finals):.2f}" for key in COLUMNS]
+    for place in (0, -1):
+        cells[place] = cell([row[COLUMNS[place]] for row in finals])
+    return [name, str(len(runs)), *cells]
+
+
+def score_table(title, references, found, order):
+    """References {name: scores} without a seed, then rows of {name: runs}, the best first."""
+    rows = [[name, "", *[f"{row[key]:.2f}" for key in COLUMNS]] for name, row in references.items()]
+    ranked = sorted(found, key=lambda name: -mean(last_row(run)[order] for run in found[name]))
+    rows += [score_row(name, found[name]) for name in ranked]
+    return markdown([title, "seeds", "STS-B dev", *COLUMNS[1:]], rows)
+
+
 def methods(prefix, names):
-    """A row a method: dev, the seven test sets, their mean. The best mean comes first."""
-    columns = ["dev", *STS, "avg"]
+    """A row a method; the best mean of the test sets comes first."""
     found = {name: seeds_of(prefix + name.replace(" ", "-")) for name in names}
     found = {name: runs for name, runs in found.items() if runs}
     any_run = next(iter(found.values()))[0]
-    before = [name for name in ("teacher", "student before") if name in any_run]
-    rows = [[name, "", *[f"{any_run[name][key]:.2f}" for key in columns]] for name in before]
-    ranked = sorted(found, key=lambda name: -mean(last_row(run)["avg"] for run in found[name]))
-    for name in ranked:
-        finals = [last_row(run) for run in found[name]]
-        cells = [f"{mean(row[key] for row in finals):.2f}" for key in columns]
-        for place in (0, -1):
-            cells[place] = cell([row[columns[place]] for row in finals])
-        rows.append([name, str(len(finals)), *cells])
-    return markdown(["model", "seeds", "STS-B dev", *columns[1:]], rows)
+    before = {name: any_run[name] for name in ("teacher", "student before") if name in any_run}
+    return score_table("model", before, found, "avg")
 
 
 def own_teacher():
@@ -97,13 +106,11 @@ def larger_teacher():
 
 
 def how_small():
-    columns = ["dev", *STS, "avg"]
     teacher = RUNS["KD-three-layers"]["teacher"]
-    rows = [["teacher, six layers", *[f"{teacher[key]:.2f}" for key in columns]]]
+    rows = [["teacher, six layers", *[f"{teacher[key]:.2f}" for key in COLUMNS]]]
     for title, run in SIZES.items():
-        if run in RUNS:
-            rows.append([title, *[f"{last_row(RUNS[run])[key]:.2f}" for key in columns]])
-    return markdown(["student", "STS-B dev", *columns[1:]], rows)
+        rows.append([title, *[f"{last_row(RUNS[run])[key]:.2f}" for key in COLUMNS]])
+    return markdown(["student", "STS-B dev", *COLUMNS[1:]], rows)
 
 
 def how_much_data():
@@ -118,14 +125,9 @@ def how_much_data():
 
 def small():
     """What may bring a three-layer student past its teacher, the best on dev first."""
-    rows = {"teacher": RUNS["KD-three-layers"]["teacher"]}
-    found = {title: last_row(RUNS[run]) for title, run in SMALL.items() if run in RUNS}
-    if "mean-of-seeds" in RUNS:
-        found["20,000 sentences, mean of three seeds"] = RUNS["mean-of-seeds"]["mean"]
-    rows |= dict(sorted(found.items(), key=lambda item: -item[1]["dev"]))
-    columns = ["dev", *STS, "avg"]
-    cells = [[name, *[f"{row[key]:.2f}" for key in columns]] for name, row in rows.items()]
-    return markdown(["student", "STS-B dev", *columns[1:]], cells)
+    teacher = {"teacher": RUNS["KD-three-layers"]["teacher"]}
+    found = {title: seeds_of(name) for title, name in SMALL.items()}
+    return score_table("student", teacher, found, "dev")
 
 
 def as_table(rows, title="model"):
