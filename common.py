@@ -420,13 +420,19 @@ def load_transformer(folder):
     return model, tokenizer
 
 
+def layer_stack(model):
+    """The list of a model's layers. Raises ValueError if it has none, as ALBERT."""
+    depth = model.config.num_hidden_layers
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == depth:
+            return part
+    raise ValueError(f"it has no list of {depth} layers that could be cut")
+
+
 def keep_layers(name, model, layers):
     """Remove all layers but `layers`, such as "1,3,5", in that order. In place."""
-    depth = model.config.num_hidden_layers
-    stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    stack = next((part for part in stacks if len(part) == depth), None)
-    if stack is None:
-        raise ValueError(f"it has no list of {depth} layers that could be cut")
+    stack = layer_stack(model)
+    depth = len(stack)
     whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     numbers = layers.split(",")
     if len({*numbers}) < len(numbers) or not {*numbers} <= whole.keys():

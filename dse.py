@@ -4,9 +4,9 @@ Barkan, Razin, Malkiel, Katz, Caciularu, Koenigstein: "Scalable Attentive Senten
 Distilled Sentence Embedding", AAAI 2020, arXiv:1908.05161.
 
 The teacher, a cross-encoder, reads both sentences of a pair at once. The student embeds each
-sentence on its own, and a small network compares the two embeddings. Together they learn the
-teacher's logits and the labels. The embeddings of a catalogue are computed once, so that a new
-sentence takes one pass of the encoder instead of one pass per pair. A teacher that is a plain
+sentence on its own, and a small network compares the two embeddings. Encoder and network together
+learn the teacher's logits and the labels. The embeddings of a catalogue are computed once, so that
+a new sentence takes one pass of the encoder instead of one pass per pair. A teacher that is a plain
 encoder is first fine-tuned on the task, and saved in OUTPUT/teacher.
 
     y, z --> teacher (cross-encoder) -----------> logits T_yz ----+

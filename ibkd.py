@@ -340,6 +340,13 @@ TABLE_1 = {  # what depends on the task
 }
 
 
+def refuse_data_of_the_other_task(args):
+    if args.beir and args.task == "sts":
+        raise DataError("--beir is for --task dr, which is not given")
+    if args.task == "dr" and (args.dev or args.triplets):
+        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
+
+
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
@@ -380,10 +387,7 @@ def parse_args():
     demo |= dict(train=f"{DEMO}/sentences.txt", dev=f"{DEMO}/dev.tsv", epochs=1, batch_size=64)
     demo |= dict(triplets=f"{DEMO}/triplets.csv", lr=4e-4, finetune_epochs=1)
     args = parser.parse(demo | dict(finetune_batch_size=64))
-    if args.beir and args.task == "sts":
-        raise DataError("--beir is for --task dr, which is not given")
-    if args.task == "dr" and (args.dev or args.triplets):
-        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
+    refuse_data_of_the_other_task(args)
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"

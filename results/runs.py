@@ -64,6 +64,7 @@ STAGE_2 = (
     "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
 )
 
+# A run of one seed has the bare name; seeds 1 and 2 that came later have a row of their own.
 RUNS = [  # page, name, seeds, command
     ("own-teacher", "KD", THREE, f"{KD} {OWN}"),
     ("own-teacher", "CKD", THREE, f"{CKD} 0.2 {OWN}"),
