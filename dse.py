@@ -165,13 +165,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import DEMO, MINILM, ArgumentParser, DataError, reading, run_main
-from common import add_dropout_option, add_run_options
-from common import count, fraction, positive
-from common import read_rows, read_score, replace_file, resolve
-from common import load_encoder, save_encoder, save_module, set_dropout
+from common import ArgumentParser, DataError, add_run_options, run_main
+from common import count, dropout_rate, fraction, positive
+from common import gold_score, read_rows, reading, replace_file, resolve
 from common import encode, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, batches, gather, note, own_rows
+from common import load_encoder, save_encoder, save_module, set_dropout
+from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
 MAX_LENGTH = 128  # tokens
@@ -182,21 +181,16 @@ def labels_of(pairs, task):
     return np.array([row[2] for row in pairs], np.float32 if task == "stsb" else np.int64)
 
 
-def finetune(teacher, pairs, dev, run, args):
-    """Section 3.3: the teacher learns the labels alone. pairs, dev: rows of read_pairs()."""
+def finetune(teacher, pairs, run, args):
+    """Section 3.3: the teacher learns the labels alone. pairs: rows of read_pairs()."""
     tokens = Tokens(teacher, [row[:2] for row in pairs], args.max_length)
     labels = labels_of(pairs, args.task)  # R [n]
-    epoch_steps = math.ceil(len(labels) / args.batch_size)
-    total = min(args.teacher_epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
-    score = partial(scores, partial(logits_of, teacher, args.max_length), {"dev": dev}, args.task)
-    save = partial(save_teacher, teacher, run.folder / "teacher")
-    done = run.begin("teacher", total, [teacher], optimizer, score, save)
-    for step, rows in batches(
-        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
-    ):
+    run.begin("teacher", total, [teacher], optimizer, teacher, save_teacher)
+    for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
@@ -214,23 +208,20 @@ def finetune(teacher, pairs, dev, run, args):
             run.evaluate(step)
 
 
-def distill(student, pairs, targets, dev, run, args):
+def distill(student, pairs, targets, run, args):
     """Section 3.2: the student learns the teacher's logits, targets [n, C], and the labels.
 
-    pairs: n rows of read_pairs(), and so is dev.
+    pairs: n rows of read_pairs().
     """
     tokens = [Tokens(student.encoder, side, args.max_length) for side in list(zip(*pairs))[:2]]
     labels = labels_of(pairs, args.task)  # R [n]
-    epoch_steps = math.ceil(len(labels) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = [value for value in student.parameters() if value.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.encoder.train(not args.freeze_encoder)
-    score = partial(scores, partial(logits_of, student, args.max_length), {"dev": dev}, args.task)
-    save = partial(save_student, student, run.folder)
-    done = run.begin("student", total, [student], optimizer, score, save)
+    run.begin("student", total, [student], optimizer, student, save_student)
     lengths = sum(side.lengths for side in tokens)
-    for step, rows in batches(lengths, args.batch_size, args.seed, done, total, args.shuffle):
+    for step, rows in run.batches(lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))
@@ -327,12 +318,12 @@ class CrossEncoder(nn.Module):
 
 
 def save_teacher(teacher, folder):
-    """Write a folder for AutoModelForSequenceClassification."""
-    new = folder.with_name(".teacher")
+    """Write folder/teacher for AutoModelForSequenceClassification."""
+    new = folder / ".teacher"
     teacher.model.save_pretrained(new)
     teacher.tokenizer.save_pretrained(new)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    shutil.rmtree(folder / "teacher", ignore_errors=True)
+    new.rename(folder / "teacher")
 
 
 def new_encoder(name, layers=None):
@@ -361,7 +352,7 @@ def save_student(student, folder):
 
 def load_student(folder, device="cpu"):
     """A folder that a run has written -> Student, in eval mode. Raises DataError."""
-    encoder = load_encoder(folder)
+    encoder = load_encoder(folder, several=True)
     file = resolve(folder, model=True) / "head.safetensors"
     with reading(file, "the folder must be a student that dse.py has trained"):
         weights = load_file(file)
@@ -474,7 +465,7 @@ def parse(to_cells, columns, classes, task, text):
     if not first or not second:
         raise ValueError("a sentence is empty or missing")
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return first, second, classes.index(label) if classes else read_score(label)
+    return first, second, classes.index(label) if classes else gold_score(label)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -482,15 +473,14 @@ def parse(to_cells, columns, classes, task, text):
 
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    models = parser.add_argument_group("models and data")
-    add = models.add_argument
+    add = parser.add_argument_group("models and data").add_argument
     add("--task", choices=tuple(TASKS), default="mrpc", help="of GLUE (default: %(default)s)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
     teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)
     add("--student", help="folder or Hub name (default: the teacher before fine-tuning; 3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add_dropout_option(models)
+    add("--dropout", type=dropout_rate, help="of the student (default: its own)")
     add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
     alpha = "weight of the teacher's logits in eq. 2, of 1 (default: %(default)s; 4.1.1)"
     add("--alpha", type=fraction, default=0.5, help=alpha)
@@ -503,9 +493,8 @@ def parse_args():
     add("--batch-size", type=count, default=32, help="in pairs (default: %(default)s; 4.1.1)")
     add("--lr", type=positive, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
     add_run_options(parser, "runs/dse", max_length=MAX_LENGTH, eval_steps=None, patience=0)
-    demo = dict(task="stsb", glue=f"{DEMO}/glue", teacher=MINILM, student_layers="1,3,5")
-    demo |= dict(teacher_epochs=2, teacher_lr=1e-4, epochs=4, lr=2e-4, eval_steps=40)
-    args = parser.parse(demo | dict(output="runs/dse-demo"))
+    demo = dict(task="stsb", batch_size=32, epochs=4, lr=2e-4, eval_steps=40)
+    args = parser.parse(**demo, teacher_epochs=2, teacher_lr=1e-4)
     if args.lr is None:
         args.lr = 1e-5 if args.task == "stsb" else 2e-5
     return args
@@ -516,7 +505,6 @@ def main():
     run = Run(args)
     sets = read_task(args.glue, args.task)
     pairs = sets.pop("train")
-    dev = sets["dev"]
     args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = new_encoder(args.student or args.teacher, args.student_layers)
@@ -524,25 +512,24 @@ def main():
     student = Student(encoder, max(1, len(TASKS[args.task].classes))).to(args.device)
     teacher = CrossEncoder(args.teacher, args.task).to(args.device)
 
-    run.start(teacher=teacher, train=pairs, dev=dev)
-
-    def score(model, **options):
+    def score(model, sets=sets, **options):
         return scores(partial(logits_of, model, args.max_length, **options), sets, args.task)
 
-    if run.is_new and args.task == "stsb" and not args.teacher_only:
+    run.start(score, sets["dev"], teacher=teacher, train=pairs)
+    if not run.scores and args.task == "stsb" and not args.teacher_only:
         run.scores["student before, cosine"] = score(student, compare=F.cosine_similarity)
-    if teacher.fresh and not run.finished("teacher"):
-        finetune(teacher, pairs, dev, run, args)
+    if teacher.fresh and "teacher" not in run.finished:
+        finetune(teacher, pairs, run, args)
         run.finish()
     if teacher.fresh:
         teacher = CrossEncoder(run.folder / "teacher", args.task).to(args.device)
-    if not run.finished("student"):
+    if "student" not in run.finished:
         run.scores["teacher"] = score(teacher)
-    if not args.teacher_only and not run.finished("student"):
+    if not args.teacher_only and "student" not in run.finished:
         texts = [row[:2] for row in pairs]
         teach = partial(teacher_embeddings, pair_logits, what=f"logits {teacher.order}")
         targets = teach(teacher, texts, args.max_length, args.precision)
-        distill(student, pairs, targets, dev, run, args)
+        distill(student, pairs, targets, run, args)
         run.finish({"student": score(load_student(run.folder, args.device))})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
     run.write_card(text, "text-classification", "transformers")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, ArgumentParser, DataError, reading, run_main, table
+from common import POOLINGS, ArgumentParser, reading, run_main, table
 from common import number
 from common import columns, read_rows, read_scored_pairs, read_sts, write_json, refuse_overwriting
 from common import resolve
@@ -58,14 +58,16 @@ def embed(encoder, input_ids, attention_mask):
     return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
-def translation_accuracy(encode_texts, pairs):
+def translation_accuracy(embed, encoder, pairs, encode):
     """How many texts, in percent, have their own translation as nearest neighbor by cosine.
 
     pairs: n of [text, translation]. Returns {"1 -> 2": 0 to 100, "2 -> 1": 0 to 100}. Where a
     translation occurs in several pairs, any of them is right.
     """
     texts = [np.array(side) for side in zip(*pairs)]
-    vectors = [F.normalize(torch.from_numpy(encode_texts(side.tolist()))) for side in texts]
+    vectors = [
+        F.normalize(torch.from_numpy(encode(embed, encoder, side.tolist()))) for side in texts
+    ]
     accuracy = {}
     for query, answer in ((0, 1), (1, 0)):
         parts = vectors[query].split(1000)  # a matrix [n, n] may be too large
@@ -120,12 +122,12 @@ def main():
     score = translation_accuracy if args.translations else spearman
     rows = {}
     for name in args.models:
-        encoder = load_encoder(name, args.pooling, args.student_layers).to(args.device)
+        several = not args.student_layers
+        encoder = load_encoder(name, args.pooling, args.student_layers, several=several)
+        encoder.to(args.device)
         encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
-        if isinstance(encoder.pooling, dict) and args.student_layers:
-            raise DataError(f"{name}: pools several layers; give --pooling with --student-layers")
         with reading(name, "its pooling and dense heads must fit its transformer"):
-            rows[name] = score(partial(encode, embed, encoder, title=name), data)
+            rows[name] = score(embed, encoder, data, partial(encode, title=name))
     print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)

@@ -27,7 +27,6 @@ Departures that change results (docs/ibkd.md has all of them, next to the author
 """
 
 import math
-from collections import OrderedDict
 from functools import partial
 from typing import NamedTuple
 
@@ -142,8 +141,7 @@ class Student(nn.Module):
         if dimension == encoder.dimension:
             nn.init.eye_(self.mapping.weight)
         if keep:
-            head = OrderedDict(linear=self.mapping, activation=nn.Identity())
-            encoder.heads.append(nn.Sequential(head))
+            encoder.heads.append(nn.Sequential(self.mapping, nn.Identity()))
 
 
 # ---- Training ------------------------------------------------------------------------------------
@@ -152,14 +150,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common import DEMO, MINILM, ArgumentParser, DataError, run_main
+from common import ArgumentParser, DataError, count, number, positive, run_main, weight
 from common import add_data_options, add_model_options, add_run_options
-from common import count, number, positive, weight
 from common import evaluation_sets, read_triplets, resolve, training_sentences
-from common import load_student, load_teacher, reload_student, save_encoder
-from common import encode, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, batches, gather, own_rows
-from common import set_learning_rate, step_seed, to_device
+from common import encode, load_student, load_teacher, spearman, teacher_embeddings
+from common import Run, Tokens, autocast, average_gradients, gather, own_rows
+from common import step_seed, to_device
 
 PART = 32  # positives and hard negatives in a forward pass
 
@@ -171,31 +167,29 @@ def dependence(x, s, args):
     return hsic(gram_x, gram_s)
 
 
-def distill(student, tokens, targets, task, run, args):
+def distill(encoder, texts, targets, run, args):
     """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
 
     The paper prints -(L_nce - beta_1 HSIC). Section 3.1 prints L_nce with a minus, as a loss, which
-    this would maximize; info_nce() is that loss, and is minimized. tokens of n texts; targets
-    [n, D_T]: the teacher's embeddings T.
+    this would maximize; info_nce() is that loss, and is minimized. n texts; targets [n, D_T]: the
+    teacher's embeddings T.
     """
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    tokens = Tokens(encoder, texts, args.max_length)
+    torch.manual_seed(args.seed)  # W starts at random
+    student = Student(encoder, targets.shape[1], args.keep_mapping).to(args.device)
+    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train()
-    score = partial(task.dev_score, student.encoder)
-    save = partial(save_encoder, student.encoder, run.folder)
-    done = run.begin("distill", total, [student], optimizer, score, save)
-    for step, rows in batches(
-        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
-    ):
+    run.begin("distill", total, [student], optimizer, encoder)
+    for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        set_learning_rate(optimizer, args.lr * (total + 1 - step) / total)
+        optimizer.param_groups[0]["lr"] = args.lr * (total + 1 - step) / total
         inputs = tokens.batch(own_rows(rows), args.device)
         with autocast(args.device, args.precision):
-            own = embed(student.encoder, *inputs, True, student.heads)  # [n, H], [n, D]
+            own = embed(encoder, *inputs, True, student.heads)  # [n, H], [n, D]
         x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T]
         contrast = info_nce(student.mapping(s), target, args.temperature)
@@ -221,32 +215,32 @@ def embed_in_parts(student, tokens, rows, device):
     return torch.cat(s)[to_device(np.argsort(order), device)]
 
 
-def finetune(student, tokens, labels, task, run, args):
+def finetune(encoder, texts, labels, run, args):
     """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), with the same sign as stage 1
 
-    X and S are those of the anchors. labels [n, 2 + K]: the rows in tokens of n anchors, of the
+    X and S are those of the anchors. labels [n, 2 + K]: the positions in texts of n anchors, of the
     positive and the K hard negatives of each.
     """
+    tokens = Tokens(encoder, texts, args.max_length)
+    torch.manual_seed(args.seed)  # W_proj starts at random
+    student = Student(encoder, args.dim, keep=True).to(args.device)
     lengths = tokens.lengths[labels[:, 0]]
     size = args.finetune_batch_size
-    epoch_steps = math.ceil(len(labels) / size)
-    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps, total = run.count_steps(len(labels), size, args.finetune_epochs)
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
     student.train()
-    score = partial(task.dev_score, student.encoder)
-    save = partial(save_encoder, student.encoder, run.folder)
-    done = run.begin("finetune", total, [student], optimizer, score, save)
-    for step, rows in batches(lengths, size, args.seed, done, total, args.shuffle):
+    run.begin("finetune", total, [student], optimizer, encoder)
+    for step, rows in run.batches(lengths, size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))
-        set_learning_rate(optimizer, args.finetune_lr * (total + 1 - step) / total)
+        optimizer.param_groups[0]["lr"] = args.finetune_lr * (total + 1 - step) / total
         own = labels[own_rows(rows)]  # of this process [n, 2 + K]
         others = np.concatenate([own[:, 1], own[:, 2:].ravel()])  # n positives, n K negatives
         inputs = tokens.batch(own[:, 0], args.device)
         with autocast(args.device, args.precision):
-            x, s = embed(student.encoder, *inputs, True, student.heads)  # [n, H], [n, D]
+            x, s = embed(encoder, *inputs, True, student.heads)  # [n, H], [n, D]
             s_others = embed_in_parts(student, tokens, others, args.device)
         positive, negatives = s_others.tensor_split([len(own)])
         negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D]
@@ -277,8 +271,8 @@ class Task(NamedTuple):
     texts: list  # of stage 1
     labeled: list  # texts of stage 2
     labels: np.ndarray  # [n, 2 + K], rows of `labeled`; see finetune()
-    dev: list  # what dev_score() reads
-    dev_score: Callable  # encoder -> {"dev": score}
+    dev: list
+    dev_score: Callable  # encoder, {"dev": dev} -> {"dev": score}
     scores: Callable  # encoder, similarity -> {column: score}
 
 
@@ -292,11 +286,10 @@ def similarity_task(teacher, args):
     labeled = sum(triplets, [])
     labels = np.arange(len(labeled)).reshape(3, -1).T
 
-    def scores(encoder, similarity, sets=sets):
-        return spearman(partial(encode, embed, encoder), sets)
+    def scores(encoder, similarity):
+        return spearman(embed, encoder, sets)
 
-    dev_score = partial(scores, similarity="cosine", sets={"dev": sets["dev"]})
-    return Task(texts, labeled, labels, sets["dev"], dev_score, scores)
+    return Task(texts, labeled, labels, sets["dev"], partial(spearman, embed), scores)
 
 
 def retrieval_task(teacher, args):
@@ -317,11 +310,11 @@ def retrieval_task(teacher, args):
         encoders = [partial(encode, embed, encoder)] * 2
         return retrieval.evaluate(split, passages, encoders, similarity, args.device, depth)
 
-    def dev_score(encoder, similarity=args.similarity):
-        return {"dev": search(encoder, similarity, *dev, depth=10)["MRR@10"]}
+    def dev_score(encoder, sets, similarity=args.similarity):
+        return {"dev": search(encoder, similarity, *sets["dev"], depth=10)["MRR@10"]}
 
     def scores(encoder, similarity):
-        found = {"dev MRR@10": dev_score(encoder, similarity)["dev"]}
+        found = {"dev MRR@10": dev_score(encoder, {"dev": dev}, similarity)["dev"]}
         if test:
             found |= search(encoder, similarity, test, retrieval.read_passages(args.beir))
         return found
@@ -383,39 +376,15 @@ def parse_args():
     add("--hard-negatives", type=count, default=8, help=f"that the teacher finds {default}; 4.3)")
     add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500, patience=0)
     parser.set_defaults(**TABLE_1[parser.parse_known_args()[0].task])
-    demo = dict(teacher=MINILM, student_layers="1,3,5", output="runs/ibkd-demo", eval_steps=50)
-    demo |= dict(train=f"{DEMO}/sentences.txt", dev=f"{DEMO}/dev.tsv", epochs=1, batch_size=64)
-    demo |= dict(triplets=f"{DEMO}/triplets.csv", lr=4e-4, finetune_epochs=1)
-    args = parser.parse(demo | dict(finetune_batch_size=64))
+    args = parser.parse(lr=4e-4, eval_steps=50)
     refuse_data_of_the_other_task(args)
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
     args.triplets = args.triplets or NLI
-    args.beir = args.beir or (f"{DEMO}/beir" if args.demo else "BeIR/msmarco")
+    args.beir = args.beir or "BeIR/msmarco"
     args.teacher_similarity = args.teacher_similarity or args.similarity
     return args
-
-
-def run_distill(encoder, teacher, task, run, args):
-    """Stage 1 from data to scores."""
-    targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
-    tokens = Tokens(encoder, task.texts, args.max_length)
-    torch.manual_seed(args.seed)  # W starts at random
-    student = Student(encoder, targets.shape[1], args.keep_mapping).to(args.device)
-    distill(student, tokens, targets, task, run, args)
-    best = reload_student(run.folder, args)
-    run.finish({"student after stage 1": task.scores(best, args.similarity)})
-
-
-def run_finetune(encoder, task, run, args):
-    """Stage 2 from data to scores."""
-    tokens = Tokens(encoder, task.labeled, args.max_length)
-    torch.manual_seed(args.seed)  # W_proj starts at random
-    student = Student(encoder, args.dim, keep=True).to(args.device)
-    finetune(student, tokens, task.labels, task, run, args)
-    best = reload_student(run.folder, args)
-    run.finish({"student after stage 2": task.scores(best, args.similarity)})
 
 
 def main():
@@ -428,18 +397,21 @@ def main():
     heads = len(encoder.heads) + (args.keep_mapping and args.stage != "finetune")
 
     labels = [task.labeled, task.labels.tolist()]
-    run.start(teacher=teacher, train=task.texts, labels=labels, dev=task.dev)
-    if run.is_new:
+    run.start(task.dev_score, task.dev, teacher=teacher, train=task.texts, labels=labels)
+    if not run.scores:
         if teacher:
             run.scores["teacher"] = task.scores(teacher, args.teacher_similarity)
         run.scores["student before"] = task.scores(encoder, args.similarity)
-    if args.stage != "finetune" and not run.finished("distill"):
-        run_distill(encoder, teacher, task, run, args)
+    if args.stage != "finetune" and "distill" not in run.finished:
+        targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
+        distill(encoder, task.texts, targets, run, args)
+        run.finish({"student after stage 1": task.scores(run.best_student(), args.similarity)})
     if args.stage == "both":
-        encoder = reload_student(run.folder, args)
+        encoder = run.best_student()
         del encoder.heads[heads:]  # W_proj, if stage 2 has begun
-    if args.stage != "distill" and not run.finished("finetune"):
-        run_finetune(encoder, task, run, args)
+    if args.stage != "distill" and "finetune" not in run.finished:
+        finetune(encoder, task.labeled, task.labels, run, args)
+        run.finish({"student after stage 2": task.scores(run.best_student(), args.similarity)})
     run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", CARDS[args.task])
 
 

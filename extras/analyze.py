@@ -20,7 +20,6 @@ DistilCSE prints its alignment with a minus sign, against its own text; it is le
 
 import json
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def unit_vectors(model, sentences):
     """A model's name and n sentences -> float64 [n, D], L2-normalized."""
-    encoder = load_encoder(model).to(DEVICE)
+    encoder = load_encoder(model, several=True).to(DEVICE)
     vectors = encode(embed, encoder, sentences).astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -224,10 +223,10 @@ def speed(models, sets, plt):
     figure, axes = plt.subplots()
     numbers = {}
     for name in models:
-        encoder = load_encoder(name).to(DEVICE)
+        encoder = load_encoder(name, several=True).to(DEVICE)
         encode(embed, encoder, ["A dog."])  # warms up
         begin = time.perf_counter()
-        *_, average = spearman(partial(encode, embed, encoder), sets).values()
+        *_, average = spearman(embed, encoder, sets).values()
         rate = len(texts) / (time.perf_counter() - begin)
         numbers[name] = {"average": average, "sentences/s": rate}
         axes.plot(rate, average, linestyle="", label=name)

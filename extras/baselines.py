@@ -143,7 +143,7 @@ CONGEN = Paper(UNSUPERVISED, "nli_for_simcse.csv", 20, 128, 128, 512, 7)
 IBKD = Paper(SUPERVISED, "nli_for_simcse.csv", 10, 256, 128, 500, 0)
 PAPERS = dict(pkd=DISTILCSE, l2=CONGEN, skd=CONGEN, crd=IBKD, hpd=IBKD) | {"dual-l2": CONGEN}
 OPTIMIZERS = {
-    DISTILCSE: ckd.make_optimizer,
+    DISTILCSE: partial(torch.optim.Adam, betas=(0.9, 0.98), fused=True),
     CONGEN: partial(torch.optim.AdamW, eps=1e-6, weight_decay=0.01, fused=True),
     IBKD: partial(torch.optim.Adam, fused=True),
 }
@@ -168,27 +168,22 @@ def embed_rows(encoder, tokens, rows, layers, args):
     return common.gather(own, len(rows))
 
 
-def distill(student, views, targets, layers, components, dev, run, args):
+def distill(student, views, targets, layers, components, run, args):
     """views of n sentences; targets [n, D_T + k H_T], k > 0 for PKD's `layers`; components: P."""
     paper = PAPERS[args.method]
     encoder = student.encoder
     tokens = common.Tokens(encoder, views.first, args.max_length)
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     parameters = list(student.parameters())
     optimizer = OPTIMIZERS[paper](parameters, lr=args.lr)
     student.train()
-    score = partial(ckd.scores, encoder, dev)
-    save = partial(common.save_encoder, encoder, run.folder)
-    done = run.begin("distill", total, [student], optimizer, score, save)
-    for step, rows in common.batches(
-        tokens.lengths, args.batch_size, args.seed, done, total, args.shuffle
-    ):
+    run.begin("distill", total, [student], optimizer, encoder)
+    for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(common.step_seed(args.seed, step))  # of dropout, whatever came before
         share = SCHEDULES[paper](step, epoch_steps, total)
-        common.set_learning_rate(optimizer, args.lr * share)
+        optimizer.param_groups[0]["lr"] = args.lr * share
         own = embed_rows(encoder, tokens, rows, layers, args)
         embedding, pooled = own.tensor_split([encoder.dimension], dim=1)
         projected = student.projection(embedding)  # h^S M, S W [N, D_T]; otherwise the same
@@ -253,10 +248,7 @@ def parse_args():
     common.add_run_options(
         parser, "runs/baselines", paper.max_length, paper.eval_steps, paper.patience
     )
-    demo = dict(teacher=common.MINILM, student_layers="1,3,5", output="runs/baselines-demo")
-    demo |= dict(train=f"{common.DEMO}/sentences.txt", dev=f"{common.DEMO}/dev.tsv")
-    demo |= dict(epochs=1, batch_size=64, lr=4e-4, eval_steps=50)
-    return parser.parse(demo)
+    return parser.parse(lr=4e-4, eval_steps=50)
 
 
 def check_settings(args, encoder, teacher, sentences):
@@ -272,9 +264,11 @@ def check_settings(args, encoder, teacher, sentences):
 
 
 def build_student(encoder, teacher, args):
-    """Add what the method needs -> ckd.Student, for PKD with a projection of the layers."""
+    """-> a module with the encoder and what the method needs, for PKD a projection of layers."""
     torch.manual_seed(args.seed)  # head and projections start at random
-    student = ckd.Student(encoder)
+    student = nn.Module()
+    student.encoder = encoder
+    student.projection = nn.Identity()
     if args.method == "pkd":  # M, and the same for the layers, where dimensions differ
         source, target = [part.model.config.hidden_size for part in (encoder, teacher)]
         student.layer_projection = nn.Identity()
@@ -292,7 +286,7 @@ def build_student(encoder, teacher, args):
     return student.to(args.device)
 
 
-def run_distill(encoder, teacher, views, sets, run, args):
+def run_distill(encoder, teacher, views, score, run, args):
     """Distillation from data to scores. The cache has 4 (D_T + k H_T) bytes for each sentence: with
     PKD, RoBERTa-large and a student of 12 layers, 49 GB for a million."""
     depth, teacher_depth = [part.model.config.num_hidden_layers for part in (encoder, teacher)]
@@ -305,14 +299,15 @@ def run_distill(encoder, teacher, views, sets, run, args):
     if args.method == "hpd":
         components = principal_components(targets, args.dimension, args.seed).to(args.device)
     student = build_student(encoder, teacher, args)
-    distill(student, views, targets, layers, components, {"dev": sets["dev"]}, run, args)
-    run.finish({"student after": ckd.scores(common.reload_student(run.folder, args), sets)})
+    distill(student, views, targets, layers, components, run, args)
+    run.finish({"student after": score(run.best_student())})
 
 
 def main():
     args = parse_args()
     run = common.Run(args)
     sets = common.evaluation_sets(args)
+    score = partial(common.spearman, ckd.embed, sets=sets)
     paper = PAPERS[args.method]
     encoder = common.load_student(args, "pooler" if paper is DISTILCSE else "mean")
     millions = sum(value.numel() for value in encoder.parameters()) / 1e6
@@ -321,13 +316,12 @@ def main():
     teacher = common.load_teacher(args)
     check_settings(args, encoder, teacher, len(views.first))
 
-    run.start(dev=sets["dev"], train=views, teacher=teacher)
-    if run.is_new:
-        teach = partial(common.teacher_embeddings, embed, teacher)
-        run.scores["teacher"] = common.spearman(teach, sets)
-        run.scores["student before"] = ckd.scores(encoder, sets)
-    if not run.finished("distill"):
-        run_distill(encoder, teacher, views, sets, run, args)
+    run.start(score, sets["dev"], train=views, teacher=teacher)
+    if not run.scores:
+        run.scores["teacher"] = common.spearman(embed, teacher, sets, common.teacher_embeddings)
+        run.scores["student before"] = score(encoder)
+    if "distill" not in run.finished:
+        run_distill(encoder, teacher, views, score, run, args)
     run.write_card(f"Distilled by `extras/baselines.py`, method: {args.method}.")
 
 

@@ -230,7 +230,7 @@ def main():
     tasks = {task: read_task(folder, task, args.folds) for task in args.tasks}
     rows = {}
     for name in args.models:
-        encoder = load_encoder(name, args.pooling).to(args.device)
+        encoder = load_encoder(name, args.pooling, several=True).to(args.device)
         rows[name] = score_model(name, encoder, tasks, args.folds)
     print(table(rows))
     if args.json:

@@ -63,7 +63,7 @@ def measure(embed_batch, size, encoder, pairs):
     """A model of `size` bytes -> {column: number}. embed_batch(input_ids, attention_mask)."""
     seconds = []
 
-    def encode_texts(texts):
+    def encode(embed_batch, encoder, texts):
         tokens = Tokens(encoder, texts)
         inputs = [tokens.batch(np.array([row])) for row in range(len(texts))]
         embed_batch(*inputs[0])  # the first call is slower
@@ -72,7 +72,7 @@ def measure(embed_batch, size, encoder, pairs):
         seconds.append(time.perf_counter() - begin)
         return np.concatenate(vectors)
 
-    score = spearman(encode_texts, {"pairs": pairs})["pairs"]
+    score = spearman(embed_batch, encoder, {"pairs": pairs}, encode)["pairs"]
     return {"MB": size / 1e6, "Spearman": score, "seconds": seconds[0]}
 
 
@@ -81,7 +81,7 @@ def quantize(name, pairs, output):
     """Write a model's int8 file `output` -> {row: {column: number}}. Raises DataError."""
     from onnxruntime.quantization import quantize_dynamic
 
-    encoder = load_encoder(name).eval()
+    encoder = load_encoder(name, several=True).eval()
     size = sum(value.numel() * value.element_size() for value in encoder.parameters())
     rows = {"fp32, torch": measure(partial(embed, encoder), size, encoder, pairs)}
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import time
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -283,12 +282,13 @@ def check_student(script, folder, dev_file, best, printed):
     """
     from sentence_transformers import SentenceTransformer
 
-    encode = partial(common.encode, script.embed, common.load_encoder(folder))
-    dev = common.spearman(encode, {"dev": common.read_scored_pairs(dev_file)})["dev"]
+    encoder = common.load_encoder(folder)
+    sets = {"dev": common.read_scored_pairs(dev_file)}
+    dev = common.spearman(script.embed, encoder, sets)["dev"]
     assert dev == pytest.approx(best, abs=1e-4)
     assert f"{dev:.2f}" in printed.splitlines()[-1]
     assert f"{dev:.2f}" in (folder / "README.md").read_text()
-    vectors = encode(demo_sentences(20))
+    vectors = common.encode(script.embed, encoder, demo_sentences(20))
     theirs = SentenceTransformer(str(folder), device="cpu").encode(demo_sentences(20))
     assert np.abs(theirs - vectors).max() < 1e-5
     return vectors

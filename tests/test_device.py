@@ -7,6 +7,7 @@ backward pass does not run here. Needs a CUDA build of torch:
 """
 
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,8 +43,14 @@ class Steps:
     folder = Path("unused")
     count = 0
 
+    def count_steps(self, rows, batch_size, epochs):
+        return -(-rows // batch_size), 3
+
     def begin(self, *_):
-        return 0
+        pass
+
+    def batches(self, lengths, batch_size, **options):
+        return enumerate(islice(common.batches(lengths, batch_size, 0, **options), 3), 1)
 
     def stalled(self, *_):
         return False
@@ -96,54 +103,47 @@ def targets_of(count):
 
 
 @pytest.mark.parametrize("more", [(), ("--learn-temperature",), ("--objective", "kd", "--align")])
-def test_ckd_stage_1(train, more):
+def test_ckd_stage_1(train, monkeypatch, more):
+    def align(teacher, student, device):
+        return torch.zeros(WIDE, 32).to(device), 1.0
+
     def loop(encoder, args, run):
-        tokens = common.Tokens(encoder, demo_sentences(SENTENCES))
         args.lr = 1e-4
-        student = ckd.Student(encoder, nn.Linear(32, WIDE).to("cuda"))
-        alignment = None
-        if args.align:
-            student = ckd.Student(encoder)
-            alignment = ckd.Alignment(torch.zeros(WIDE, 32).to("cuda"), 1.0)
-        ckd.distill(student, tokens, targets_of(SENTENCES), alignment, {}, run, args)
+        ckd.distill(encoder, demo_sentences(SENTENCES), targets_of(SENTENCES), run, args)
+
+    monkeypatch.setattr(ckd, "align", align)
+    monkeypatch.setattr(ckd, "encode", lambda *_, **__: None)  # no values on this device
 
     train(loop, ckd, "--student", "any", "--queue-size", 16, *more)
 
 
 def test_ckd_stage_2(train):
     def loop(encoder, args, run):
-        tokens = [common.Tokens(encoder, texts) for texts in demo_triplets(SENTENCES)]
         args.finetune_lr = 1e-4
-        ckd.finetune(ckd.Student(encoder), tokens, {}, run, args)
+        ckd.finetune(encoder, demo_triplets(SENTENCES), run, args)
 
     train(loop, ckd, "--student", "any", "--finetune-batch-size", 8)
 
 
 def test_congen(train):
     def loop(encoder, args, run):
-        congen.add_head(encoder, WIDE)
-        encoder.heads.to("cuda")
         args.teacher_temperature = args.student_temperature = 0.1
         args.lr = 1e-4
         views = congen.Views(demo_sentences(SENTENCES), None)
-        congen.distill(encoder, views, targets_of(SENTENCES), {}, run, args)
+        congen.distill(encoder, views, targets_of(SENTENCES), run, args)
 
     train(loop, congen, "--student", "any", "--queue-size", 16)
 
 
 @pytest.mark.parametrize("stage", [ibkd.distill, ibkd.finetune])
 def test_ibkd(train, stage):
-    task = SimpleNamespace(dev_score=len)
-
     def loop(encoder, args, run):
-        student = ibkd.Student(encoder, WIDE, keep=stage is ibkd.finetune).to("cuda")
         texts = sum(demo_triplets(SENTENCES), [])
-        tokens = common.Tokens(encoder, texts)
         labels = np.arange(len(texts)).reshape(3, -1).T
         data = targets_of(len(texts)) if stage is ibkd.distill else labels
-        stage(student, tokens, data, task, run, args)
+        stage(encoder, texts, data, run, args)
 
-    train(loop, ibkd, "--student", "any", "--finetune-batch-size", 8)
+    train(loop, ibkd, "--student", "any", "--finetune-batch-size", 8, "--dim", WIDE)
 
 
 @pytest.mark.parametrize("pooling", distilface.POOLINGS)
@@ -151,7 +151,7 @@ def test_distilface(train, pooling):
     def loop(encoder, args, run):
         encoder.pooling = args.pooling
         tokens = common.Tokens(encoder, demo_sentences(SENTENCES))
-        distilface.train(encoder, tokens, {}, run, args)
+        distilface.train(encoder, tokens, run, args)
 
     train(loop, distilface, "--pooling", pooling)
 
@@ -179,9 +179,9 @@ def test_dse(train, stage):
         texts = demo_sentences(SENTENCES)
         pairs = [(text, other, 1) for text, other in zip(texts, reversed(texts))]
         if stage == "teacher":
-            dse.finetune(Teacher(encoder).to("cuda"), pairs, [], run, args)
+            dse.finetune(Teacher(encoder).to("cuda"), pairs, run, args)
         else:
             student = dse.Student(encoder, 2).to("cuda")
-            dse.distill(student, pairs, np.zeros((SENTENCES, 2), np.float32), [], run, args)
+            dse.distill(student, pairs, np.zeros((SENTENCES, 2), np.float32), run, args)
 
     train(loop, dse, "--student", "any", "--batch-size", 8, "--eval-steps", 100)

@@ -231,7 +231,7 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
     bert, uneven = models_folder / "bert", tmp_path / "uneven"
     encoder = common.load_encoder(bert)
     torch.manual_seed(0)
-    encoder.heads.append(common.dense_head(nn.Linear(32, 32), nn.Identity()))
+    encoder.heads.append(nn.Sequential(nn.Linear(32, 32), nn.Identity()))
     common.save_encoder(encoder, uneven)
     texts = demo_sentences(60)
     queries = [without_two_words(text) for text in texts[:20]]

@@ -211,18 +211,19 @@ def test_models(fuzz, models_folder, tmp_path, monkeypatch, parts):
 
 def test_runs(fuzz, tmp_path):
     args = dict(output=str(tmp_path), resume=True, overwrite=False, student=None, layers=[1], lr=1)
+    args["eval_steps"] = 1
 
     def resume():
         run = common.Run(SimpleNamespace(**args))
-        run.start(texts=["a", "b"])
-        model, score = torch.nn.Linear(2, 2), {"dev": 50.0}
+        run.start(lambda model, sets: {"dev": 50.0}, dev=[], texts=["a", "b"])
+        model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
-        run.begin("distill", 4, [model], optimizer, lambda: score, lambda: None)
+        run.begin("distill", 4, [model], optimizer, model, lambda model, folder: None)
         return run
 
     run = resume()
     run.modules[0](torch.ones(1, 2)).sum().backward()
     run.optimizer.step()
     run.evaluate(1)
-    files = {name: (tmp_path / name).read_bytes() for name in ("args.json", common.WRITTEN[0])}
+    files = {name: (tmp_path / name).read_bytes() for name in ("args.json", common.CHECKPOINT)}
     fuzz(files, resume, lambda run: common.table(run.scores))

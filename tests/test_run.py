@@ -91,7 +91,7 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
 def test_patience_ends_a_stage(call_main, options, tmp_path, monkeypatch):
     """Dev scores that fall: after as many steps as an epoch has, the stage is over."""
     falling = iter(range(100, 0, -1))
-    monkeypatch.setattr(ckd, "scores", lambda encoder, sets: {"dev": float(next(falling))})
+    monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": float(next(falling))})
     text = "\n".join(demo_lines("sentences.txt", 32)) + "\n"
     (tmp_path / "sentences.txt").write_text(text)
     call_main(ckd, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2)
