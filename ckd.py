@@ -166,7 +166,7 @@ def align(teacher, student, device):
     eigenvalues, eigenvectors = np.linalg.eigh(teacher.T @ teacher)  # rising
     directions = eigenvectors[:, ::-1][:, : student.shape[1]]  # P [D_T, min(D_T, D_S)]
     left, _, right = np.linalg.svd((teacher @ directions).T @ student, full_matrices=False)
-    kept = 100 * eigenvalues[::-1][: student.shape[1]].sum() / eigenvalues.sum()
+    kept = 100 * eigenvalues[-student.shape[1] :].sum() / eigenvalues.sum()
     note(f"alignment keeps {kept:.1f} % of the teacher's variance")
     matrix = (directions @ (left @ right)).astype(np.float32)
     return torch.from_numpy(matrix).to(device), length
@@ -204,11 +204,10 @@ def distill(encoder, sentences, targets, run, args):
     epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
     temperature = Temperature(args.temperature, args.learn_temperature).to(args.device)
-    modules = [encoder, projection, temperature, bank]  # M is dropped at the end
-    parameters = [value for module in modules for value in module.parameters()]
+    parameters = [*encoder.parameters(), *projection.parameters(), *temperature.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     encoder.train()
-    run.begin("distill", total, modules, optimizer, encoder)
+    run.begin("distill", total, [encoder, projection, temperature, bank], optimizer, encoder)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -299,7 +298,7 @@ def parse_args():
     stage_2 = "stage 2 (default: %(default)s; 4.2)"
     add("--finetune-epochs", type=count, default=5, help=stage_2)
     add("--finetune-batch-size", type=count, default=128, help=stage_2)
-    add("--finetune-lr", type=positive, help="stage 2 (default: 5e-5, or 1e-5 for 52M; 4.2)")
+    add("--finetune-lr", type=positive, help="stage 2 (default: 5e-5; 1e-5 at 52M parameters; 4.2)")
     add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125, patience=3)
     args = parser.parse(lr=1e-4, finetune_lr=2e-5, eval_steps=100)
     if args.stage is None:
@@ -318,13 +317,15 @@ def choose_learning_rates(args, encoder):
 
 
 def choose_queue_size(args, sentences):
-    """As many entries as an epoch can fill before its last batch. Raises DataError."""
+    """As many entries as an epoch can fill before its last batch; KD has none. Raises DataError."""
     full = (sentences - 1) // args.batch_size * args.batch_size
+    if args.objective == "kd":
+        args.queue_size = 0
+        return
     if args.queue_size is None:
         args.queue_size = min(QUEUE_SIZE, full)
-    keys = min(sentences, args.batch_size) + args.queue_size
-    if args.objective == "ckd" and (args.queue_size > full or keys < 2):
-        found = f"{sentences} sentences fill only {full}, and the loss needs two in batch and bank"
+    if args.queue_size > full or min(sentences, args.batch_size) + args.queue_size < 2:
+        found = f"{sentences} sentences fill at most {full}; batch and bank need two"
         raise DataError(f"--queue-size {args.queue_size}: {found}")
 
 

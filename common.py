@@ -74,7 +74,7 @@ def run_main(main):
     transformers.logging.disable_progress_bar()
     huggingface_hub.logging.set_verbosity_error()
     if WORLD_SIZE > 1:
-        if torch.cuda.is_available():
+        if int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this process's own
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
@@ -372,7 +372,8 @@ def load_transformer(folder):
         broken += [key for key, part in slices if part.get_dtype().startswith(("I8", "F8"))]
     if broken:
         raise ValueError(f"{broken[0]} is missing, not in config.json, not finite, or quantized")
-    tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    rows = model.get_input_embeddings().num_embeddings
+    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
     if not 0.9 * rows < tokens <= rows:  # transformers makes up a tokenizer where there is none
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
     if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
@@ -737,6 +738,7 @@ def progress(title, total, **options):
 
 PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
 CHECKPOINT = "checkpoint/state.safetensors"
+WRITTEN = (CHECKPOINT, "README.md", "model.safetensors", "modules.json", "onnx/model_int8.onnx")
 MAY_CHANGE = ("resume", "overwrite", "device", "output")  # arguments of a resumed run
 
 
@@ -784,10 +786,11 @@ class Run:
             with reading(self.file, "it must be whole; --overwrite begins again"):
                 self.state = json.loads(safe_open(self.file, "pt").metadata()["state"])
         if RANK == 0:
-            for name in () if resume else (CHECKPOINT, "model.safetensors", "modules.json"):
+            for name in () if resume else WRITTEN:
                 (self.folder / name).unlink(missing_ok=True)
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
+            self.file.parent.mkdir(exist_ok=True)
             with open(self.folder / "metrics.jsonl", "ab") as log:
                 log.truncate(min(log.tell(), self.state["log_bytes"]))  # the rest comes again
         self.scores, self.finished = self.state["scores"], self.state["finished"]
@@ -843,14 +846,13 @@ class Run:
 
     def evaluate(self, step):
         """Score the student on dev, save it if it is the best so far, write the checkpoint."""
-        score = gather(
-            torch.tensor([self.score(self.model)["dev"]], dtype=torch.float64), WORLD_SIZE
-        )[0]
-        score = self.finite(step, "dev score", float(score))  # of process 0
+        score = torch.tensor([self.score(self.model)["dev"]], dtype=torch.float64)
+        score = self.finite(step, "dev score", gather(score, WORLD_SIZE)[0].item())  # of process 0
         if score > self.state["best"]:
             self.state.update(best=score, best_step=step)
             if RANK == 0:
-                self.save(self.model, self.folder)
+                with reading(self.folder, "the student could not be saved"):
+                    self.save(self.model, self.folder)
         self.state["step"] = step
         self.write_line(step=step, dev=score)
         self.checkpoint()
@@ -894,7 +896,8 @@ class Run:
                 for name, value in values.items():
                     tensors[f"{part}:{name}"] = torch.as_tensor(value).detach().cpu().clone()
             state = {"state": json.dumps(self.state)}
-            replace_file(self.file, lambda new: save_file(tensors, new, state))
+            with reading(self.file, "the checkpoint could not be written"):
+                replace_file(self.file, lambda new: save_file(tensors, new, state))
 
     def restore(self):
         """Load what checkpoint() has written."""
@@ -910,8 +913,8 @@ class Run:
 
     def write_card(self, text, task="sts", library="sentence-transformers"):
         """Write README.md, a model card with the Hub's model-index, and print the scores."""
-        teacher = vars(self.args).get("teacher") or "none"
-        names = [teacher, self.args.student or teacher]
+        given = vars(self.args).get("teacher")
+        names = [given if "teacher" in self.scores else "none", self.args.student or given]
         teacher, student = [Path(name).name if Path(name).exists() else name for name in names]
         results = []
         for name, score in list(self.scores.values())[-1].items():  # of the student
@@ -952,6 +955,9 @@ class ArgumentParser(argparse.ArgumentParser):
             shared = {name: value for name, value in DEMO_DEFAULTS.items() if name in args}
             self.set_defaults(**shared | demo, output=f"{self.get_default('output')}-demo")
         args = self.parse_args()
+        if args.precision is None:
+            bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            args.precision = "bf16" if bf16 else "fp32"
         if "teacher_pooling" in args and not (args.student or args.student_layers):
             raise DataError("give --student, or --student-layers to cut it from the teacher")
         return args
@@ -1005,7 +1011,7 @@ def add_data_options(parser, train):
     add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
 
 
-def add_run_options(parser, output, max_length, eval_steps, patience):
+def add_run_options(parser, output, max_length, eval_steps, patience, precisions=("fp32", "bf16")):
     """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ..."""
     add = parser.add_argument_group("run").add_argument
     is_default = "(default: %(default)s)"
@@ -1023,9 +1029,8 @@ def add_run_options(parser, output, max_length, eval_steps, patience):
     cuda = torch.cuda.is_available()
     devices = ("cuda", "cpu") if cuda else ("cpu",)
     add("--device", choices=devices, default=devices[0], help=is_default)
-    bf16 = cuda and torch.cuda.is_bf16_supported()
-    passes = f"of the forward passes of student and teacher {is_default}"
-    add("--precision", choices=("fp32", "bf16"), default="bf16" if bf16 else "fp32", help=passes)
+    passes = "of the forward passes (default: bf16 on a GPU that computes with it, else fp32)"
+    add("--precision", choices=precisions, help=passes)
     add("--resume", action="store_true", help="continue the run in --output, or begin it")
     add("--overwrite", action="store_true", help="delete the run in --output and begin again")
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
@@ -1056,8 +1061,12 @@ def read_back(encoder, name):
 
 
 def set_dropout(encoder, dropout):
-    for module in encoder.modules():
-        if isinstance(module, nn.Dropout) and dropout is not None:
+    """Everywhere, also where a model keeps the rate of its attention as a number. None: its own."""
+    for module in encoder.modules() if dropout is not None else ():
+        for name, value in vars(module).items():
+            if "dropout" in name and type(value) in (int, float):
+                setattr(module, name, dropout)
+        if isinstance(module, nn.Dropout):
             module.p = dropout
     return encoder
 

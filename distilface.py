@@ -180,12 +180,10 @@ def parse_args():
     add("--temperature", type=positive, default=0.05, help=f"tau {table_3}")
     add("--batch-size", type=count, default=128, help=table_3)
     add("--lr", type=positive, default=1e-5, help=f"falls linearly to 0 {table_3}")
-    add_run_options(parser, "runs/distilface", max_length=32, eval_steps=250, patience=0)
+    precisions = ("fp32", "bf16", "fp16")  # fp16: with gradient scaling, section 4.2
+    add_run_options(parser, "runs/distilface", 32, 250, patience=0, precisions=precisions)
     steps = f"length of training; 0: none, score and save the student {table_3}"
     add("--max-steps", type=count_or_none, default=20_000, help=steps)
-    precision = "of training; fp16: with gradient scaling, section 4.2 (default: %(default)s)"
-    default = parser.get_default("precision")
-    add("--precision", choices=("fp32", "bf16", "fp16"), default=default, help=precision)
     return parser.parse(student=MINILM, pooling="avg", max_steps=100, eval_steps=25)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, ArgumentParser, reading, run_main, table
+from common import POOLINGS, RANK, ArgumentParser, reading, run_main, table
 from common import number
 from common import columns, read_rows, read_scored_pairs, read_sts, write_json, refuse_overwriting
 from common import resolve
@@ -128,8 +128,9 @@ def main():
         encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
         with reading(name, "its pooling and dense heads must fit its transformer"):
             rows[name] = score(embed, encoder, data, partial(encode, title=name))
-    print(table(rows))
-    if args.json:
+    if RANK == 0:
+        print(table(rows))
+    if RANK == 0 and args.json:
         write_json(Path(args.json), rows)
 
 

@@ -150,7 +150,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common import ArgumentParser, DataError, count, number, positive, run_main, weight
+from common import DEMO, ArgumentParser, DataError, count, number, positive, run_main, weight
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_triplets, resolve, training_sentences
 from common import encode, load_student, load_teacher, spearman, teacher_embeddings
@@ -375,8 +375,10 @@ def parse_args():
     add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
     add("--hard-negatives", type=count, default=8, help=f"that the teacher finds {default}; 4.3)")
     add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500, patience=0)
-    parser.set_defaults(**TABLE_1[parser.parse_known_args()[0].task])
-    args = parser.parse(lr=4e-4, eval_steps=50)
+    task = parser.parse_known_args()[0].task
+    parser.set_defaults(**TABLE_1[task])
+    beir = dict(beir=f"{DEMO}/beir", dev=None, triplets=None) if task == "dr" else {}
+    args = parser.parse(lr=4e-4, eval_steps=50, **beir)
     refuse_data_of_the_other_task(args)
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
