@@ -38,6 +38,7 @@ from tqdm import tqdm
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
+IN_MEMORY = 200_000  # texts that a teacher embeds before they are written
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
 DEMO = Path(__file__).parent / "demo"
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
@@ -471,7 +472,7 @@ def save_encoder(encoder, folder, save_pooling=None):
     prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
     write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
     modules = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
-    modules += (save_pooling or save_one_layer_pooling)(encoder, new)
+    modules += (save_pooling or save_stated_pooling)(encoder, new)
     for linear, activation in encoder.heads:
         config = dict(in_features=linear.in_features, out_features=linear.out_features)
         config["bias"] = linear.bias is not None
@@ -490,7 +491,10 @@ def save_encoder(encoder, folder, save_pooling=None):
     write_json(folder / "modules.json", modules)
 
 
-def save_one_layer_pooling(encoder, folder):
+def save_stated_pooling(encoder, folder):
+    if isinstance(encoder.pooling, dict):  # sentence-transformers refuses a folder with this
+        entry = save_module(folder, 1, "LayerPooling", {})
+        return [entry | dict(type="sentence_distillation.LayerPooling", pooling=encoder.pooling)]
     names = dict(cls="cls_token", mean="mean_tokens", lasttoken="lasttoken")
     config = {f"pooling_mode_{key}": pooling == encoder.pooling for pooling, key in names.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
@@ -571,32 +575,27 @@ def autocast(device, precision):
 
 
 @torch.no_grad()
-def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", array=np.empty):
+def encode(embed, encoder, texts, max_length=None, precision="fp32", title=""):
     """n texts -> float32 array [n, D], without dropout, the longest texts first.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
-    array(shape=..., dtype=...) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
-    rest = np.argsort(-tokens.lengths, kind="stable")
+    order = rest = np.argsort(-tokens.lengths, kind="stable")
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
-    vectors = None
+    vectors = []
     with progress(title, len(rest), unit=" texts", leave=False) as bar:
         while len(rest) > 0:
             size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
             rows, rest = np.split(rest, [size * WORLD_SIZE])
             with autocast(device, precision):
                 own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
-            part = gather(own, len(rows)).cpu().numpy()
-            if array and vectors is None:
-                vectors = array((len(texts), part.shape[1]), np.float32)
-            if array:
-                vectors[rows] = part
+            vectors.append(gather(own, len(rows)).cpu().numpy())
             bar.update(len(rows))
     encoder.train(training)
-    return vectors
+    return np.concatenate(vectors)[np.argsort(order)]
 
 
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", what=""):
@@ -610,23 +609,25 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     settings = [what, precision, teacher.pooling, teacher.normalize]
     key = fingerprint([model, settings, tokens.ids, tokens.starts])
     path = cache_folder() / f"teacher-{key[:32]}.npy"
-    compute = partial(encode, embed, teacher, texts, max_length, precision, "teacher")
+
+    def write(new):
+        with open(new, "wb") as file:
+            for start in range(0, len(texts), IN_MEMORY):
+                part = texts[start : start + IN_MEMORY]
+                vectors = encode(embed, teacher, part, max_length, precision, "teacher")
+                if start == 0:
+                    shape = (len(texts), vectors.shape[1])
+                    header = dict(descr="<f4", fortran_order=False, shape=shape)
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(vectors)
+
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
-            replace_file(path, lambda new: compute(partial(new_array, new)))
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host
+            replace_file(path, write)
         else:
-            compute(None)
+            write(os.devnull)
         wait_for_all()
     return np.load(path, mmap_mode="r")
-
-
-def new_array(path, shape, dtype):
-    """A new .npy file, memory-mapped. A full disk is an error now, not a crash later."""
-    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
-    return array
 
 
 def to_device(array, device):

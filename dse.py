@@ -38,26 +38,19 @@ from torch import nn
 # ---- Losses --------------------------------------------------------------------------------------
 
 
-def label_loss(logits, labels, task):
-    """Section 3.5: l_lbl = -log softmax(S)_R for classes, (S - R)^2 for scores (task "stsb").
-
-    logits S [N, C], C = 1 for scores; labels R [N], class numbers or scores. Returns the mean over
-    the batch, a scalar >= 0.
-    """
-    if task == "stsb":
-        return (logits[:, 0] - labels).square().mean()
-    return F.cross_entropy(logits, labels)
-
-
 def dse_loss(student_logits, teacher_logits, labels, alpha, task):
     """Eq. 2: L_yz = alpha ||S_yz - T_yz||^2 + (1 - alpha) l_lbl(S_yz, R_yz)
 
-    with the two losses of section 3.5. student_logits S and teacher_logits T [N, C]; labels R [N],
-    class numbers or, for task "stsb", scores; alpha from 0, the labels alone, to 1, the teacher
-    alone. Returns the mean over the batch, a scalar >= 0.
+    with section 3.5's l_lbl = -log softmax(S)_R for classes, (S - R)^2 for scores (task "stsb").
+    student_logits S and teacher_logits T [N, C], C = 1 for scores; labels R [N], class numbers or
+    scores; alpha from 0, the labels alone, to 1, the teacher alone. Returns the mean over the
+    batch, a scalar >= 0.
     """
     distillation = (student_logits - teacher_logits).square().sum(dim=1).mean()
-    label = label_loss(student_logits, labels, task)
+    if task == "stsb":
+        label = (student_logits[:, 0] - labels).square().mean()
+    else:
+        label = F.cross_entropy(student_logits, labels)
     return alpha * distillation + (1 - alpha) * label
 
 
@@ -128,35 +121,23 @@ class SimilarityHead(nn.Module):
 
     @torch.no_grad()
     def score_pairs(self, u, v):
-        """forward() in blocks, without gradients."""
+        """forward() in blocks, without gradients. u may be one query [D] for all rows of v."""
+        u = u.expand_as(v)
         return torch.cat([self(*block) for block in zip(u.split(BLOCK), v.split(BLOCK))])
 
-    def score_catalogue(self, query, catalogue):
-        """The pairs of a query [D] with each row of a catalogue [M, D] -> logits [M, C]."""
-        return self.score_pairs(query.expand_as(catalogue), catalogue)
 
-
-class Student(nn.Module):
-    """S of eq. 1: f(psi(y), psi(z)), one encoder for both sentences, and the similarity head."""
-
-    def __init__(self, encoder, classes):
-        super().__init__()
-        config = encoder.model.config
-        layers = min(LAYERS_POOLED, config.num_hidden_layers)
-        self.encoder = encoder
-        self.head = SimilarityHead(layers * config.hidden_size, classes)
-
-    def forward(self, first, second):
-        """(input_ids, attention_mask) of N sentences y, and of N sentences z -> logits S [N, C]."""
-        u = embed(self.encoder, *first)  # psi(y) [N, D]
-        v = embed(self.encoder, *second)  # psi(z) [N, D]
-        return self.head(u, v).float()
+def add_head(encoder, classes):
+    """The student: psi, one encoder for both sentences, and its `head` f. Returns the encoder."""
+    config = encoder.model.config
+    layers = range(1, config.num_hidden_layers + 1)[-LAYERS_POOLED:]  # 0: the embedding layer
+    encoder.pooling = dict(layers=[*layers], join="concat", skip_first_token=True)
+    encoder.head = SimilarityHead(len(layers) * config.hidden_size, classes)
+    return encoder
 
 
 # ---- Training ------------------------------------------------------------------------------------
 
 import json
-import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -168,8 +149,8 @@ from scipy.stats import pearsonr, spearmanr
 from common import ArgumentParser, DataError, add_run_options, run_main
 from common import count, dropout_rate, fraction, positive
 from common import gold_score, read_rows, reading, replace_file, resolve
+from common import load_encoder, save_encoder, set_dropout
 from common import encode, teacher_embeddings
-from common import load_encoder, save_encoder, save_module, set_dropout
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
@@ -197,7 +178,8 @@ def finetune(teacher, pairs, run, args):
         with autocast(args.device, args.precision):
             own = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
         logits = gather(own, len(rows))  # T of all processes [N, C]
-        loss = label_loss(logits, to_device(labels[rows], args.device), args.task)
+        label = to_device(labels[rows], args.device)  # R [N]
+        loss = dse_loss(logits, logits, label, alpha=0, task=args.task)  # of the labels alone
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)
@@ -213,22 +195,22 @@ def distill(student, pairs, targets, run, args):
 
     pairs: n rows of read_pairs().
     """
-    tokens = [Tokens(student.encoder, side, args.max_length) for side in list(zip(*pairs))[:2]]
+    tokens = [Tokens(student, side, args.max_length) for side in list(zip(*pairs))[:2]]
     labels = labels_of(pairs, args.task)  # R [n]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = [value for value in student.parameters() if value.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
-    student.encoder.train(not args.freeze_encoder)
+    student.train(not args.freeze_encoder)
     run.begin("student", total, [student], optimizer, student, save_student)
     lengths = sum(side.lengths for side in tokens)
     for step, rows in run.batches(lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))
-        first, second = [side.batch(own_rows(rows), args.device) for side in tokens]
         with autocast(args.device, args.precision):
-            own = student(first, second)  # [n, C]
-        logits = gather(own, len(rows))  # S of all processes [N, C]
+            u, v = [embed(student, *side.batch(own_rows(rows), args.device)) for side in tokens]
+            own = student.head(u, v).float()  # S of eq. 1 [n, C], from psi(y), psi(z) [n, D]
+        logits = gather(own, len(rows))  # of all processes [N, C]
         target = to_device(targets[rows], args.device)  # T [N, C]
         label = to_device(labels[rows], args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
@@ -244,7 +226,7 @@ def distill(student, pairs, targets, run, args):
 
 def embed_sentences(student, sentences, max_length=MAX_LENGTH):
     """n sentences -> [n, D] on the student's device, what its head compares."""
-    vectors = encode(embed, student.encoder, sentences, max_length)
+    vectors = encode(embed, student, sentences, max_length)
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
@@ -254,7 +236,7 @@ def logits_of(model, max_length, pairs, compare=None):
     compare(u, v) -> [n] or [n, C] replaces the student's head.
     """
     texts = [row[:2] for row in pairs]
-    if isinstance(model, CrossEncoder):
+    if not hasattr(model, "head"):
         return encode(pair_logits, model, texts, max_length)
     u, v = [embed_sentences(model, side, max_length) for side in zip(*texts)]
     return (compare or model.head.score_pairs)(u, v).cpu().numpy()
@@ -277,86 +259,57 @@ def metrics(logits, labels, task):
     return {name: 100 * float(value) for name, value in values.items()}
 
 
-def scores(logits_of, sets, task):
-    """logits_of(rows) -> [n, C]; sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}."""
+def scores(model, sets, args, compare=None):
+    """sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}; compare as in logits_of()."""
     row = {}
     for name, pairs in sets.items():
-        values = metrics(logits_of(pairs), labels_of(pairs, task), task)
+        logits = logits_of(model, args.max_length, pairs, compare)
+        values = metrics(logits, labels_of(pairs, args.task), args.task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = float(np.mean(list(values.values())))
     return row
 
 
-class CrossEncoder(nn.Module):
-    """The teacher: a classifier of pairs, from a folder or the Hub, see pair_logits().
+def load_cross_encoder(name, task):
+    """A classifier of pairs, from a folder or the Hub -> the teacher that pair_logits() describes.
 
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
     DataError, also for a classifier with other classes than the task.
     """
-
-    pooling = "cross-encoder"  # this and the next are what common reads of any encoder
-    normalize = False
-    prompt = ""
-
-    def __init__(self, name, task):
-        super().__init__()
-        encoder = load_encoder(name, "mean")  # which checks all but the output layer
-        self.tokenizer = encoder.tokenizer
-        self.max_length = encoder.max_length
-        classes = TASKS[task].classes or ("score",)
-        options = dict(output_loading_info=True, ignore_mismatched_sizes=True)
-        with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
-            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                resolve(name, model=True), num_labels=len(classes), **options
-            )
-            labels = {label.lower(): at for label, at in model.config.label2id.items()}
-            self.order = [labels.get(name, at) for at, name in enumerate(classes)]
-            if report["mismatched_keys"] or len({*self.order}) < len(classes):
-                raise ValueError("it is a classifier with other classes")
-        self.model = model.float()
-        self.fresh = bool(report["missing_keys"])
+    teacher = load_encoder(name, "mean")  # which checks all but the output layer
+    teacher.prompt = ""
+    classes = TASKS[task].classes or ("score",)
+    options = dict(output_loading_info=True, ignore_mismatched_sizes=True)
+    with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            resolve(name, model=True), num_labels=len(classes), **options
+        )
+        labels = {label.lower(): at for label, at in model.config.label2id.items()}
+        teacher.order = [labels.get(name, at) for at, name in enumerate(classes)]
+        if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
+            raise ValueError("it is a classifier with other classes")
+    teacher.model = model.float()
+    teacher.fresh = bool(report["missing_keys"])
+    return teacher
 
 
 def save_teacher(teacher, folder):
-    """Write folder/teacher for AutoModelForSequenceClassification."""
-    new = folder / ".teacher"
-    teacher.model.save_pretrained(new)
-    teacher.tokenizer.save_pretrained(new)
-    shutil.rmtree(folder / "teacher", ignore_errors=True)
-    new.rename(folder / "teacher")
-
-
-def new_encoder(name, layers=None):
-    """load_encoder() of a folder or Hub name, whose saved folder will state the pooling of embed().
-
-    layers: "1,3,5" keeps only these. Raises DataError.
-    """
-    encoder = load_encoder(name, "mean", layers)
-    positions = range(1, encoder.model.config.num_hidden_layers + 1)  # 0 is the embedding layer
-    last_four = list(positions[-LAYERS_POOLED:])
-    encoder.pooling = dict(layers=last_four, join="concat", skip_first_token=True)
-    return encoder
-
-
-def save_pooling(encoder, folder):
-    """The entry of modules.json; sentence-transformers has no such module, and refuses it."""
-    entry = save_module(folder, 1, "LayerPooling", {})
-    return [entry | dict(type="sentence_distillation.LayerPooling", pooling=encoder.pooling)]
+    save_encoder(teacher, folder / "teacher")
 
 
 def save_student(student, folder):
     """Write the encoder's folder, and head.safetensors in it."""
     replace_file(folder / "head.safetensors", partial(save_file, student.head.state_dict()))
-    save_encoder(student.encoder, folder, save_pooling)
+    save_encoder(student, folder)
 
 
 def load_student(folder, device="cpu"):
-    """A folder that a run has written -> Student, in eval mode. Raises DataError."""
-    encoder = load_encoder(folder, several=True)
+    """A folder that a run has written -> the student, in eval mode. Raises DataError."""
+    student = load_encoder(folder, several=True)
     file = resolve(folder, model=True) / "head.safetensors"
     with reading(file, "the folder must be a student that dse.py has trained"):
         weights = load_file(file)
-        student = Student(encoder, classes=len(weights["w.weight"]))
+        add_head(student, classes=len(weights["w.weight"]))
         student.head.load_state_dict(weights)
     return student.to(device).eval()
 
@@ -380,14 +333,10 @@ def splits(folder):
     return {split: [f"{folder}/{split}.tsv"] for split in ("train", "dev", "test")}
 
 
-MNLI_TEST = {"matched": ["MNLI/dev_matched.tsv"], "mismatched": ["MNLI/dev_mismatched.tsv"]}
-MNLI = {"train": ["MNLI/train.tsv"], "dev": ["MNLI/dev_matched.tsv"], **MNLI_TEST}
-ALLNLI = {
-    "train": ["MNLI/train.tsv", "SNLI/train.tsv"],
-    "dev": ["MNLI/dev_matched.tsv", "SNLI/dev.tsv"],  # both, as in the authors' code
-    **MNLI_TEST,
-    "snli": ["SNLI/test.tsv"],
-}
+MNLI = {"train": ["MNLI/train.tsv"], "dev": ["MNLI/dev_matched.tsv"]}
+MNLI |= {"matched": MNLI["dev"], "mismatched": ["MNLI/dev_mismatched.tsv"]}
+ALLNLI = MNLI | {"train": ["MNLI/train.tsv", "SNLI/train.tsv"], "snli": ["SNLI/test.tsv"]}
+ALLNLI["dev"] = ["MNLI/dev_matched.tsv", "SNLI/dev.tsv"]  # both, as in the authors' code
 QNLI_CLASSES = ("entailment", "not_entailment")
 TASKS = {
     "mrpc": Task(splits("MRPC"), ("#1 String", "#2 String", "Quality"), BINARY),
@@ -435,14 +384,10 @@ def read_pairs(path, task):
     if path.suffix == ".jsonl":
         form = "a line must be JSON with text1, text2 and label"
         numbers = [str(number) for number in range(len(classes))]
-        rows = list(read_rows(path, partial(parse, json.loads, HUB_COLUMNS, numbers, task), form))
+        rows = list(read_rows(path, partial(parse, None, HUB_COLUMNS, numbers, task), form))
     else:
-        header = next(read_rows(path, lambda text: text.split("\t"), form))
-
-        def split(text):
-            return dict(zip(header, text.split("\t"), strict=task != "qqp"))
-
-        _, *rows = read_rows(path, partial(parse, split, columns, [*classes], task), form)
+        header = next(read_rows(path, str, form)).split("\t")
+        _, *rows = read_rows(path, partial(parse, header, columns, [*classes], task), form)
     pairs = [row for row in rows if row[2] is not None]
     if not pairs and path.stem != "test":
         raise DataError(f"{path}: no labeled rows; {form}")
@@ -451,13 +396,13 @@ def read_pairs(path, task):
     return pairs
 
 
-def parse(to_cells, columns, classes, task, text):
+def parse(header, columns, classes, task, text):
     """A line -> (first, second, class number or score), with None as the label to leave it out.
 
-    to_cells(text) -> {column: cell}; classes: as they stand in the file. Raises ValueError.
+    header: of a table, None for JSON; classes: as they stand in the file. Raises ValueError.
     """
-    cells = to_cells(text)
-    cells = [cells.get(name) for name in columns]
+    row = dict(zip(header, text.split("\t"), strict=task != "qqp")) if header else json.loads(text)
+    cells = [row.get(name) for name in columns]
     first, second, label = ["" if cell is None else str(cell).strip() for cell in cells]
     # A line end inside a question breaks some of QQP's rows.
     if label in (*NO_LABEL, columns[2]) or (task == "qqp" and not (first and second)):
@@ -507,30 +452,29 @@ def main():
     pairs = sets.pop("train")
     args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    encoder = new_encoder(args.student or args.teacher, args.student_layers)
+    encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
     set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
-    student = Student(encoder, max(1, len(TASKS[args.task].classes))).to(args.device)
-    teacher = CrossEncoder(args.teacher, args.task).to(args.device)
+    student = add_head(encoder, max(1, len(TASKS[args.task].classes))).to(args.device)
+    teacher = load_cross_encoder(args.teacher, args.task).to(args.device)
 
-    def score(model, sets=sets, **options):
-        return scores(partial(logits_of, model, args.max_length, **options), sets, args.task)
-
+    score = partial(scores, args=args)
     run.start(score, sets["dev"], teacher=teacher, train=pairs)
     if not run.scores and args.task == "stsb" and not args.teacher_only:
-        run.scores["student before, cosine"] = score(student, compare=F.cosine_similarity)
+        before = score(student, sets, compare=F.cosine_similarity)
+        run.scores["student before, cosine"] = before
     if teacher.fresh and "teacher" not in run.finished:
         finetune(teacher, pairs, run, args)
         run.finish()
     if teacher.fresh:
-        teacher = CrossEncoder(run.folder / "teacher", args.task).to(args.device)
+        teacher = load_cross_encoder(run.folder / "teacher", args.task).to(args.device)
     if "student" not in run.finished:
-        run.scores["teacher"] = score(teacher)
+        run.scores["teacher"] = score(teacher, sets)
     if not args.teacher_only and "student" not in run.finished:
         texts = [row[:2] for row in pairs]
-        teach = partial(teacher_embeddings, pair_logits, what=f"logits {teacher.order}")
-        targets = teach(teacher, texts, args.max_length, args.precision)
+        settings = (args.max_length, args.precision, f"logits {teacher.order}")
+        targets = teacher_embeddings(pair_logits, teacher, texts, *settings)
         distill(student, pairs, targets, run, args)
-        run.finish({"student": score(load_student(run.folder, args.device))})
+        run.finish({"student": score(load_student(run.folder, args.device), sets)})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
     run.write_card(text, "text-classification", "transformers")
 

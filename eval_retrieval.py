@@ -21,7 +21,6 @@ import math
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,11 +30,11 @@ from common import POOLINGS, RANK, ArgumentParser, DataError, run_main, table
 from common import columns, read_rows, refuse_overwriting, resolve, write_json
 from common import encode, load_encoder
 
-SIMILARITIES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
 SCORES = 20_000_000  # of queries and passages in memory
 DEV_PASSAGES = 100_000
+DISCOUNTS = np.log2(range(2, 12))  # DCG@10 is the sum over ranks of gain / log2(rank + 1)
 LEFT_OUT = -1  # the score of the passage with a query's own id
 
 # ---- BEIR folders --------------------------------------------------------------------------------
@@ -43,11 +42,11 @@ LEFT_OUT = -1  # the score of the passage with a query's own id
 
 def find(beir, name):
     """A file of a BEIR folder or of a data set on the Hub -> Path. Raises DataError."""
-    if not Path(beir).exists():
-        folder, _, file = name.rpartition("/")
-        return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
-    zipped = Path(beir, f"{name}.gz")
-    return zipped if zipped.exists() else Path(beir, name)
+    if Path(beir).exists():
+        gzipped = Path(beir, f"{name}.gz")
+        return gzipped if gzipped.exists() else Path(beir, name)
+    folder, _, file = name.rpartition("/")
+    return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
 
 
 def read_texts(beir, name):
@@ -70,13 +69,8 @@ def read_texts(beir, name):
     return read_rows(find(beir, name), parse, form)
 
 
-def read_passages(beir):
-    """Yield the texts of the corpus, in its order. Raises DataError."""
-    return (text for _, text in read_texts(beir, "corpus.jsonl"))
-
-
 def read_split(beir, split, numbers=None):
-    """The queries of qrels/SPLIT.tsv -> {query id: text}, {query id: {passage number: score}}.
+    """qrels/SPLIT.tsv -> the texts of Q queries, their answers: Q of {passage number: score}.
 
     numbers {passage id: number}; by default, a passage's number is its position in the corpus.
     Scores are above 0, or LEFT_OUT. Where passages have the same number, the highest score counts.
@@ -84,8 +78,7 @@ def read_split(beir, split, numbers=None):
     """
     known = dict(read_texts(beir, "queries.jsonl"))
     if numbers is None:
-        corpus = read_texts(beir, "corpus.jsonl")
-        numbers = {name: number for number, (name, _) in enumerate(corpus)}
+        numbers = {name: i for i, (name, _) in enumerate(read_texts(beir, "corpus.jsonl"))}
 
     def parse(line):
         query, passage, score = columns(line, (0, 1, 2))
@@ -95,19 +88,17 @@ def read_split(beir, split, numbers=None):
 
     path = find(beir, f"qrels/{split}.tsv")
     form = "a line is query-id, corpus-id, score, with tabs; the .jsonl files must have both ids"
-    queries = {}
     answers = {}
     for query, text, number, score in filter(None, read_rows(path, parse, form)):
-        queries[query] = text
-        scores = answers.setdefault(query, {})
+        scores = answers.setdefault((query, text), {})
         if score > 0:
             scores[number] = max(score, scores.get(number, 0))
-    for query, scores in answers.items():
+    for (query, _), scores in answers.items():
         if not scores:
             raise DataError(f"{path}: query {query!r} has no score above 0; remove its lines")
         if query in numbers:
             scores.setdefault(numbers[query], LEFT_OUT)
-    return queries, answers
+    return [text for _, text in answers], list(answers.values())
 
 
 # ---- Search --------------------------------------------------------------------------------------
@@ -156,11 +147,6 @@ def search(queries, chunks, depth):
     return numbers.tolist()
 
 
-def discounted_gain(gains):
-    """DCG@10: sum over ranks of gain / log2(rank + 1)."""
-    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1))
-
-
 def metrics(found, answers):
     """Q rankings of passage numbers, Q times {passage number: score} -> {metric: 0 to 100}."""
     rows = []
@@ -169,43 +155,35 @@ def metrics(found, answers):
         ideal = sorted((score for score in scores.values() if score != LEFT_OUT), reverse=True)
         ranks = [rank for rank, gain in enumerate(gains[:10], 1) if gain > 0]
         recalls = [np.count_nonzero(gains[:depth]) / len(ideal) for depth in (10, 100, 1000)]
-        ndcg = discounted_gain(gains) / discounted_gain(ideal)
-        rows.append([1 / ranks[0] if ranks else 0.0, ndcg, *recalls])
+        dcg, most = [sum(g / d for g, d in zip(row, DISCOUNTS)) for row in (gains, ideal)]
+        rows.append([1 / ranks[0] if ranks else 0.0, dcg / most, *recalls])
     return dict(zip(METRICS, (100 * np.sum(rows, axis=0) / len(rows)).tolist()))
 
 
-def evaluate(split, passages, encoders, similarity, device, depth=1000):
+def evaluate(split, corpus, encoders, similarity, device, depth=1000):
     """Encode, search, score -> metrics().
 
-    split: what read_split() returns; passages: yields the texts of the corpus; encoders: two
+    split: what read_split() returns; corpus: yields (name, text) of each passage; encoders: two
     functions from n texts to an array [n, D], for queries and passages.
     """
-    texts, answers = split
+    queries, answers = split
     encode_queries, encode_passages = encoders
-    queries = comparable(encode_queries(list(texts.values())), similarity, device)
-    passages = iter(passages)
-    chunks = iter(lambda: list(islice(passages, CHUNK)), [])  # until one is empty
+    queries = comparable(encode_queries(queries), similarity, device)
+    texts = (text for _, text in corpus)
+    chunks = iter(lambda: list(islice(texts, CHUNK)), [])  # until one is empty
     chunks = (comparable(encode_passages(chunk), similarity, device) for chunk in chunks)
-    return metrics(search(queries, chunks, depth + 1), answers.values())
+    return metrics(search(queries, chunks, depth + 1), answers)
 
 
 # ---- Training data, of ibkd.py -------------------------------------------------------------------
 
 
-class TrainingData(NamedTuple):
-    """Passages and training queries. Passages with the same text are one passage."""
-
-    passages: list  # P texts
-    numbers: dict  # {passage id: its number among them}
-    queries: dict  # {query id: text}
-    answers: dict  # {query id: {passage number: score}}
-
-
 def read_training(beir, dev_queries):
-    """qrels/train.tsv -> TrainingData; a split and passages to evaluate() dev. Raises DataError.
+    """qrels/train.tsv -> P passages, Q queries, their answers, and what evaluate() reads for dev.
 
-    dev has every tenth query, or fewer, evenly spread, if these are more than dev_queries. They are
-    compared with the first DEV_PASSAGES and their answers.
+    Passages with the same text are one passage. dev has every tenth query, or fewer, evenly spread,
+    if these are more than dev_queries. They are compared with the first DEV_PASSAGES and their
+    answers. Raises DataError.
     """
     number_of = {}  # {text: number}
     corpus = read_texts(beir, "corpus.jsonl")
@@ -215,46 +193,36 @@ def read_training(beir, dev_queries):
     if len(queries) < 10:
         raise DataError(f"{beir}: {len(queries)} training queries; it must have ten or more")
     interval = max(10, math.ceil(len(queries) / dev_queries))
-    dev = {name: queries.pop(name) for name in list(queries)[interval - 1 :: interval]}
-    positives = {n for name in dev for n, score in answers[name].items() if score != LEFT_OUT}
+    is_dev = slice(interval - 1, None, interval)
+    dev, dev_answers = queries[is_dev], answers[is_dev]
+    del queries[is_dev], answers[is_dev]
+    positives = {n for row in dev_answers for n, score in row.items() if score != LEFT_OUT}
     searched = sorted(positives.union(range(min(DEV_PASSAGES, len(passages)))))
     place = {number: position for position, number in enumerate(searched)}
-    dev_answers = {
-        name: {place[n]: score for n, score in answers[name].items() if n in place} for name in dev
-    }
-    data = TrainingData(passages, numbers, queries, answers)
-    return data, ((dev, dev_answers), [passages[number] for number in searched])
+    placed = [{place[n]: score for n, score in row.items() if n in place} for row in dev_answers]
+    corpus = [(number, passages[number]) for number in searched]
+    return passages, queries, answers, ((dev, placed), corpus)
 
 
-def mine_hard_negatives(vectors, data, count, similarity, device):
-    """The `count` passages that are most similar to each query, without its answers.
+def training_rows(vectors, answers, count, similarity, device):
+    """Rows of texts, P passages before Q queries: an array of [query, answer, *hard negatives].
 
-    vectors [P + Q, D]: array, the teacher's embeddings of the passages and queries of `data`.
-    Returns Q lists of passage numbers. Raises DataError if there are too few passages.
+    One for each answer. Hard negatives are the `count` passages that are most similar to the query,
+    without its answers. vectors [P + Q, D]: array, the teacher's embeddings of the texts; answers:
+    Q of {passage number: score}. Raises DataError if there are too few passages.
     """
-    known = [data.answers[name].keys() for name in data.queries]
-    depth = count + max(map(len, known))
-    passages, queries = np.split(vectors, [len(data.passages)])
+    depth = count + max(map(len, answers))
+    passages, queries = np.split(vectors, [-len(answers)])
     if len(passages) < depth:
         raise DataError(f"{len(passages)} passages are too few for {count} hard negatives")
     starts = range(0, len(passages), CHUNK)
     chunks = (comparable(passages[i : i + CHUNK], similarity, device) for i in starts)
     found = search(comparable(queries, similarity, device), chunks, depth)
-    return [
-        [number for number in ranking if number not in left_out][:count]
-        for ranking, left_out in zip(found, known)
-    ]
-
-
-def training_rows(data, negatives):
-    """Q lists of hard negatives -> rows of texts, passages before queries; one for each answer:
-    [query, answer, *hard negatives]."""
-    return [
-        (len(data.passages) + i, number, *negatives[i])
-        for i, name in enumerate(data.queries)
-        for number, score in data.answers[name].items()
-        if score != LEFT_OUT
-    ]
+    rows = []
+    for query, (ranking, scores) in enumerate(zip(found, answers), len(passages)):
+        negatives = [number for number in ranking if number not in scores][:count]
+        rows += [(query, n, *negatives) for n, score in scores.items() if score != LEFT_OUT]
+    return np.array(rows)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -267,7 +235,7 @@ def parse_args():
     add("--beir", required=True, help="BEIR folder, or data set on the Hub, as BeIR/msmarco")
     add("--split", default="test", help="qrels/SPLIT.tsv (default: %(default)s)")
     add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
-    add("--similarity", choices=SIMILARITIES, default="cosine", help="(default: %(default)s)")
+    add("--similarity", choices=("cosine", "dot"), default="cosine", help="(default: %(default)s)")
     add("--document-model", help="encodes the passages, and each MODEL the queries")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
@@ -278,22 +246,19 @@ def parse_args():
     return args
 
 
-def load(name, args):
-    return load_encoder(name, args.pooling).to(args.device)
-
-
 def main():
     args = parse_args()
     data = read_split(args.beir, args.split)
+    load = partial(load_encoder, pooling=args.pooling)
     rows = {}
     for name in args.models:
-        encoder = load(name, args)
-        document = load(args.document_model, args) if args.document_model else encoder
+        encoder = load(name).to(args.device)
+        document = load(args.document_model).to(args.device) if args.document_model else encoder
         if encoder.dimension != document.dimension:
             raise DataError(f"{name}: --document-model must have its dimension")
         encoders = [partial(encode, embed, model) for model in (encoder, document)]
-        settings = (encoders, args.similarity, args.device)
-        scores = evaluate(data, read_passages(args.beir), *settings)
+        corpus = read_texts(args.beir, "corpus.jsonl")
+        scores = evaluate(data, corpus, encoders, args.similarity, args.device)
         rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))

@@ -296,19 +296,18 @@ def retrieval_task(teacher, args):
     """Section 4.3, DR (dense retrieval): all passages and training queries. Raises DataError."""
     import eval_retrieval as retrieval
 
-    data, dev = retrieval.read_training(args.beir, args.dev_queries)
+    passages, queries, answers, dev = retrieval.read_training(args.beir, args.dev_queries)
     test = None if args.skip_test else retrieval.read_split(args.beir, args.test_split)
-    texts = data.passages + list(data.queries.values())
+    texts = passages + queries
     labels = np.empty(0)
     if args.stage != "distill":
         vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
         settings = (args.hard_negatives, args.teacher_similarity, args.device)
-        negatives = retrieval.mine_hard_negatives(vectors, data, *settings)
-        labels = np.array(retrieval.training_rows(data, negatives))
+        labels = retrieval.training_rows(vectors, answers, *settings)
 
-    def search(encoder, similarity, split, passages, depth=1000):
+    def search(encoder, similarity, split, corpus, depth=1000):
         encoders = [partial(encode, embed, encoder)] * 2
-        return retrieval.evaluate(split, passages, encoders, similarity, args.device, depth)
+        return retrieval.evaluate(split, corpus, encoders, similarity, args.device, depth)
 
     def dev_score(encoder, sets, similarity=args.similarity):
         return {"dev": search(encoder, similarity, *sets["dev"], depth=10)["MRR@10"]}
@@ -316,7 +315,8 @@ def retrieval_task(teacher, args):
     def scores(encoder, similarity):
         found = {"dev MRR@10": dev_score(encoder, {"dev": dev}, similarity)["dev"]}
         if test:
-            found |= search(encoder, similarity, test, retrieval.read_passages(args.beir))
+            corpus = retrieval.read_texts(args.beir, "corpus.jsonl")
+            found |= search(encoder, similarity, test, corpus)
         return found
 
     return Task(texts, texts, labels, dev, dev_score, scores)

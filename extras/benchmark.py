@@ -165,8 +165,8 @@ def compare_encoding(args, sentences):
 def measure_dse(name, layers):
     """Section 4.3 of DSE: seconds, and the factor of the student -> {row: {column: number}}."""
     torch.manual_seed(0)
-    student = dse.Student(dse.new_encoder(name, layers), classes=1).to(DEVICE).eval()
-    teacher = dse.CrossEncoder(name, "stsb").to(DEVICE).eval()
+    student = dse.add_head(load_encoder(name, "mean", layers), classes=1).to(DEVICE).eval()
+    teacher = dse.load_cross_encoder(name, "stsb").to(DEVICE).eval()
     sentences = read_sentences(DEMO / "sentences.txt")[:DSE_SENTENCES]
     pairs = list(zip(sentences[:DSE_PAIRS], sentences[-DSE_PAIRS:]))
     encode(dse.pair_logits, teacher, pairs[:100])  # warms up
@@ -177,7 +177,7 @@ def measure_dse(name, layers):
     queries = [[text] for text in sentences[:DSE_QUERIES]]
     online = min(seconds(dse.embed_sentences, student, query)[0] for query in queries)
     catalogue = vectors.repeat(CATALOGUE_COPIES, 1)
-    score = student.head.score_catalogue
+    score = student.head.score_pairs
     matrix, _ = seconds(lambda: [score(query, vectors) for query in vectors])
     row, _ = seconds(score, vectors[0], catalogue)
     rows = {

@@ -157,7 +157,7 @@ def test_distilface(train, pooling):
 
 
 class Teacher(nn.Module):
-    """A cross-encoder, with the part of dse.CrossEncoder that its forward pass takes."""
+    """A cross-encoder, with the part of dse.load_cross_encoder() that a forward pass takes."""
 
     def __init__(self, encoder):
         super().__init__()
@@ -181,7 +181,7 @@ def test_dse(train, stage):
         if stage == "teacher":
             dse.finetune(Teacher(encoder).to("cuda"), pairs, run, args)
         else:
-            student = dse.Student(encoder, 2).to("cuda")
+            student = dse.add_head(encoder, 2).to("cuda")
             dse.distill(student, pairs, np.zeros((SENTENCES, 2), np.float32), run, args)
 
     train(loop, dse, "--student", "any", "--batch-size", 8, "--eval-steps", 100)

@@ -98,15 +98,15 @@ def test_a_thousand_others_remain_when_a_querys_own_passage_is_left_out(monkeypa
     monkeypatch.setattr(retrieval, "CHUNK", 400)
     vectors = random_rows(1100, 6)
     order = torch.cosine_similarity(vectors[0], vectors).argsort(descending=True)
-    split = ({"q": "0"}, {"q": {0: LEFT_OUT, int(order[1000]): 1}})
+    split = (["0"], [{0: LEFT_OUT, int(order[1000]): 1}])
     sizes = []
 
     def encode(texts):
         sizes.append(len(texts))
         return vectors[[int(text) for text in texts]].numpy()
 
-    passages = map(str, range(1100))
-    scores = retrieval.evaluate(split, passages, [encode, encode], "cosine", "cpu")
+    corpus = ((number, str(number)) for number in range(1100))
+    scores = retrieval.evaluate(split, corpus, [encode, encode], "cosine", "cpu")
     assert scores["Recall@1000"] == 100
     assert sizes == [1, 400, 400, 300]
 
@@ -124,17 +124,14 @@ def test_gzipped_files_titles_and_numbers_as_ids(tmp_path):
 
 def test_answers_have_a_score_and_a_passage_with_the_querys_id_is_its_own(beir):
     """As in ArguAna, whose queries are passages; d3 is query d3's own passage and its answer."""
-    names = [f"q{i}" for i in range(20)]
-    for i, new in ((2, "d50"), (3, "d3")):
-        replace_in(beir / "queries.jsonl", f'"{names[i]}"', f'"{new}"')
-        replace_in(beir / "qrels/test.tsv", f"{names[i]}\t", f"{new}\t")
-        names[i] = new
+    for old, new in (("q2", "d50"), ("q3", "d3")):
+        replace_in(beir / "queries.jsonl", f'"{old}"', f'"{new}"')
+        replace_in(beir / "qrels/test.tsv", f"{old}\t", f"{new}\t")
     queries, answers = retrieval.read_split(beir, "test")
-    texts = map(without_two_words, demo_sentences(20))
-    assert list(queries.items()) == list(zip(names, texts))
+    assert queries == list(map(without_two_words, demo_sentences(20)))
     expected = [{i: 2, i + 20: 1} for i in range(20)]
     expected[2][50] = LEFT_OUT
-    assert list(answers.items()) == list(zip(names, expected))
+    assert answers == expected
 
 
 # file, old text, new text, error
@@ -168,14 +165,15 @@ def test_every_tenth_training_query_or_fewer_are_for_dev(beir, monkeypatch, most
     """They are compared with the first passages and `others`, which answer them."""
     monkeypatch.setattr(retrieval, "DEV_PASSAGES", 12)
     texts = demo_sentences(60)
-    data, ((queries, answers), passages) = retrieval.read_training(beir, most)
-    assert data.passages == texts
-    assert list(data.queries) == [f"q{i}" for i in range(20) if i not in dev]
-    assert data.answers["q1"] == {1: 2, 21: 1}
-    assert queries == {f"q{i}": without_two_words(texts[i]) for i in dev}
-    assert passages == texts[:12] + [texts[i] for i in others]
-    for i in dev:
-        named = {passages[number]: score for number, score in answers[f"q{i}"].items()}
+    *training, ((dev_queries, dev_answers), corpus) = retrieval.read_training(beir, most)
+    passages, queries, answers = training
+    assert passages == texts
+    assert queries == [without_two_words(texts[i]) for i in range(20) if i not in dev]
+    assert answers[1] == {1: 2, 21: 1}
+    assert dev_queries == [without_two_words(texts[i]) for i in dev]
+    assert corpus == [(i, texts[i]) for i in [*range(12), *others]]
+    for i, row in zip(dev, dev_answers):
+        named = {corpus[number][1]: score for number, score in row.items()}
         assert named == {texts[i]: 2, texts[i + 20]: 1}
 
 
@@ -187,25 +185,25 @@ def test_passages_with_the_same_text_are_one_passage(beir):
     replace_in(beir / "qrels/train.tsv", "q0\td50\t0\n", "q1\td60\t1\nq1\td2\t0\n")
     replace_in(beir / "qrels/train.tsv", "q0\t", "d50\t")
     replace_in(beir / "queries.jsonl", '"q0"', '"d50"')
-    data, _ = retrieval.read_training(beir, 2000)
-    assert data.passages == texts
-    assert data.numbers["d60"] == 2
-    assert data.answers["d50"] == {0: 2, 20: 1, 50: LEFT_OUT}
-    assert data.answers["q1"] == {1: 2, 21: 1, 2: 1}
-    rows = retrieval.training_rows(data, [[i, i + 1] for i in range(18)])
-    assert rows[:5] == [(60, 0, 0, 1), (60, 20, 0, 1), *((61, i, 1, 2) for i in (1, 21, 2))]
+    passages, _, answers, _ = retrieval.read_training(beir, 2000)
+    assert passages == texts
+    assert answers[0] == {0: 2, 20: 1, 50: LEFT_OUT}
+    assert answers[1] == {1: 2, 21: 1, 2: 1}
 
 
 @pytest.mark.parametrize("similarity", [cosine, dot])
 def test_hard_negatives_are_the_nearest_passages_that_do_not_answer(beir, monkeypatch, similarity):
     monkeypatch.setattr(retrieval, "CHUNK", 25)
-    data, _ = retrieval.read_training(beir, 2000)
+    *_, answers, _ = retrieval.read_training(beir, 2000)
     vectors = random_rows(78, 6).numpy() * np.random.default_rng(0).uniform(0.2, 5, size=(78, 1))
-    data.answers["q0"][int(similarity_order(similarity, vectors, 60)[0])] = LEFT_OUT
-    found = retrieval.mine_hard_negatives(vectors, data, 4, similarity.__name__, "cpu")
-    for row, (name, numbers) in enumerate(zip(data.queries, found)):
-        ranking = similarity_order(similarity, vectors, 60 + row)
-        assert numbers == [i for i in ranking if i not in data.answers[name]][:4]
+    answers[0][int(similarity_order(similarity, vectors, 60)[0])] = LEFT_OUT
+    expected = []
+    for query, row in enumerate(answers, 60):
+        ranking = similarity_order(similarity, vectors, query)
+        negatives = [i for i in ranking if i not in row][:4]
+        expected += [[query, i, *negatives] for i in row if row[i] != LEFT_OUT]
+    rows = retrieval.training_rows(vectors, answers, 4, similarity.__name__, "cpu")
+    assert rows.tolist() == expected
 
 
 def similarity_order(similarity, vectors, query):

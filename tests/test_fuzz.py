@@ -161,9 +161,9 @@ def test_beir(fuzz, tmp_path):
 
     def check(found):
         passages, queries, answers = found
-        assert queries.keys() == answers.keys()
-        assert "".join([*passages, *queries.values()]).encode()
-        for scores in answers.values():
+        assert len(queries) == len(answers)
+        assert "".join([*passages, *queries]).encode()
+        for scores in answers:
             assert max(scores.values()) > 0 and set(scores) <= set(range(len(passages)))
 
     fuzz({"corpus.jsonl": texts, "queries.jsonl": texts, "qrels/test.tsv": qrels}, read, check)
