@@ -233,16 +233,17 @@ def distill(encoder, sentences, targets, run, args):
         average_gradients(parameters)
         if args.objective == "ckd":
             nn.utils.clip_grad_norm_(parameters, 1.0)
-            bank.enqueue(target)
         optimizer.step()
+        if args.objective == "ckd":
+            bank.enqueue(target)
         run.log(step, len(rows), loss=loss, temperature=temperature())
         if step % args.eval_steps == 0 or step == total:
             run.evaluate(step)
 
 
 def finetune(encoder, triplets, run, args):
-    """Stage 2, section 3.2. triplets: n anchors, n positives and n hard negatives."""
-    triplets = [Tokens(encoder, texts, args.max_length) for texts in triplets]
+    """Stage 2, section 3.2. triplets: n times an anchor, a positive and a hard negative."""
+    triplets = [Tokens(encoder, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in triplets)
     size = args.finetune_batch_size
     epoch_steps, total = run.count_steps(len(lengths), size, args.finetune_epochs)

@@ -38,7 +38,6 @@ from tqdm import tqdm
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
-IN_MEMORY = 200_000  # texts that a teacher embeds before they are written
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
 DEMO = Path(__file__).parent / "demo"
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
@@ -94,16 +93,17 @@ def run_main(main):
 def read_rows(path, parse, form):
     """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
-    parse: raises ValueError for a malformed line; form: what the file should be. Lines end at
-    "\\n" only. Raises DataError "path:line: ...", also if all lines are None or "" to parse().
+    parse: raises ValueError for a malformed line, None or "" leaves it out; form: what the file
+    should be. Lines end at "\\n" only. Raises DataError "path:line: ...", also if nothing is left.
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
     with reading(path, form) as place, open_file(path, "rb") as file:
         empty = True
         for place.line, data in enumerate(file, 1):  # noqa: B020
             row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
-            empty = empty and row in (None, "")
-            yield row
+            if row not in (None, ""):
+                empty = False
+                yield row
         if empty:
             raise DataError(f"{path}: there is nothing in it; {form}")
 
@@ -123,7 +123,7 @@ def columns(text, at, only=True):
 def read_sentences(path):
     """One sentence per line, blank lines left out -> list of str. Raises DataError."""
     form = "a file of sentences is UTF-8 text with one sentence per line"
-    sentences = [text for text in read_rows(path, str.strip, form) if text]
+    sentences = list(read_rows(path, str.strip, form))
     head = sentences[:1000]
     odd = [text for text in head if re.search(r"^[{\[<]|\t|\0|^(version|oid|size) \S+$", text)]
     if 2 * len(odd) > len(head):
@@ -133,7 +133,7 @@ def read_sentences(path):
 
 
 def read_triplets(path):
-    """CSV with the header sent0,sent1,hard_neg -> three lists of str. Raises DataError."""
+    """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises DataError."""
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
     rows = []
     with reading(path, form) as place:
@@ -145,7 +145,7 @@ def read_triplets(path):
                 raise ValueError(f"{len(row)} columns, an empty one, or another header")
         if len(rows) < 2:
             raise ValueError("no rows after the header")
-    return [list(column) for column in zip(*rows[1:])]
+    return rows[1:]
 
 
 def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
@@ -160,7 +160,7 @@ def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
             return first, second, number(float, low, high)(score)
 
     form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
-    return [row for row in read_rows(path, parse, form) if row]
+    return list(read_rows(path, parse, form))
 
 
 def read_sts(folder, split="test"):
@@ -183,23 +183,23 @@ def read_sts(folder, split="test"):
 def read_sts_year(folder):
     """A year of STS, all subsets together (SimCSE's "all" setting), without unscored pairs."""
     form = "STS.gs.NAME.txt and STS.input.NAME.txt have as many lines"
+    sides = partial(columns, at=(0, 1), only=False)
     pairs = []
     for sentences in sorted(folder.glob("STS.input.*.txt")):
         gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
-        texts = list(read_rows(sentences, lambda text: columns(text, (0, 1), only=False), form))
-        scores = list(read_rows(gold, lambda text: text and gold_score(text), form))
-        if len(texts) != len(scores):
-            raise DataError(f"{gold}: {len(scores)} lines for {len(texts)} pairs; {form}")
-        pairs += [(*text, score) for text, score in zip(texts, scores) if score != ""]
+        scores = read_rows(gold, lambda text: [text and gold_score(text)], form)
+        with reading(gold, form):
+            rows = zip(read_rows(sentences, sides, form), scores, strict=True)
+            pairs += [(*texts, score) for texts, [score] in rows if score != ""]
     return pairs
 
 
-def read_json(path, default):
-    """The content of a JSON file, or `default` if there is none. Raises DataError."""
+def read_json(path, kind=dict):
+    """The content of a JSON file, or an empty one if there is none. Raises DataError."""
     if not path.exists():
-        return default
+        return kind()
     with reading(path, "it must be JSON as this project or sentence-transformers writes it"):
-        return type(default)(json.loads(path.read_text("utf-8")))
+        return kind(json.loads(path.read_text("utf-8")))
 
 
 def write_json(path, content):
@@ -290,8 +290,11 @@ def unpack(tar):
         with reading(tar, form), tempfile.TemporaryDirectory(dir=folder.parent) as new:
             # The filter refuses absolute paths, "..", links to the outside and devices.
             shutil.unpack_archive(tar, f"{new}/all", "tar", filter="data")
-            with contextlib.suppress(OSError):  # another process was faster
+            try:
                 os.rename(f"{new}/all", folder)
+            except OSError:
+                if not folder.exists():  # otherwise another process was faster
+                    raise
     return folder
 
 
@@ -327,7 +330,7 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
     folder = resolve(name, model=True)
     encoder = Encoder()
     with reading(name, "a model folder has config.json, all weights and its tokenizer's files"):
-        modules = read_json(folder / "modules.json", [])
+        modules = read_json(folder / "modules.json", list)
         place = folder / modules[0]["path"] if modules else folder
         encoder.model, encoder.tokenizer = load_transformer(place)
         if layers:
@@ -347,13 +350,14 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
             pooling, heads = "cls", [nn.Sequential(dense, nn.Tanh())] if dense else []
         encoder.pooling = pooling
         encoder.heads = nn.Sequential(*heads)
-        stated = read_json(folder / "config_sentence_transformers.json", {})
+        stated = read_json(folder / "config_sentence_transformers.json")
         prompt = stated.get("default_prompt_name")  # sentence-transformers puts it before each text
         encoder.prompt = "" + stated["prompts"][prompt] if prompt else ""
         encoder.max_length = longest_input(place, encoder.model, encoder.tokenizer)
     return encoder
 
 
+@torch.no_grad()
 def load_transformer(folder):
     """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
     if (folder / "adapter_config.json").exists():
@@ -375,13 +379,13 @@ def load_transformer(folder):
         raise ValueError(f"{broken[0]} is missing, not in config.json, not finite, or quantized")
     rows = model.get_input_embeddings().num_embeddings
     tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
-    if not 0.9 * rows < tokens <= rows:  # transformers makes up a tokenizer where there is none
+    padding = tokenizer.pad_token_id or 0
+    if not 0.9 * rows < tokens <= rows or padding >= rows:  # transformers may make up a tokenizer
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
     if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
         raise ValueError("its tokenizer turns words into unknowns only")
     sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
-    with torch.no_grad():
-        model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
+    model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
     model = model.float()
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
@@ -421,7 +425,7 @@ def read_modules(folder, entries):
     if not re.fullmatch(obeyed, kinds):
         raise ValueError(f"modules.json has {kinds}, of which some are not supported")
     place = folder / entries[1]["path"]
-    config = read_json(place / "config.json", {})
+    config = read_json(place / "config.json")
     stated = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
     flags = [re.sub("^pooling_mode_|_tokens?$", "", key) for key in stated]
     pooling = entries[1].get("pooling") or config.get("pooling_mode") or "+".join(flags)
@@ -434,7 +438,7 @@ def read_modules(folder, entries):
 
 def read_head(folder):
     """sentence-transformers' Dense -> a head. Raises KeyError. No code of a pickle is run."""
-    config = read_json(folder / "config.json", {})
+    config = read_json(folder / "config.json")
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
     weights = folder / "model.safetensors"
     pickled = folder / "pytorch_model.bin"
@@ -445,13 +449,14 @@ def read_head(folder):
 
 def longest_input(folder, model, tokenizer):
     """How many tokens the encoder reads at most. ValueError for a setting that is not obeyed."""
-    stated = read_json(folder / "sentence_bert_config.json", {})
+    stated = read_json(folder / "sentence_bert_config.json")
     if stated.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
         raise ValueError("it states do_lower_case, which its tokenizer does not do")
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa's positions begin after the number of its padding token.
-    unused = 1 + getattr(getattr(model, "embeddings", None), "padding_idx", -1)
-    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions - unused)
+    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    if padding is not None:  # RoBERTa's positions begin after the number of its padding token
+        positions -= padding + 1
+    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions)
     if limit < 3:
         raise ValueError(f"its longest input has {limit} tokens")
     return int(limit)
@@ -575,27 +580,32 @@ def autocast(device, precision):
 
 
 @torch.no_grad()
-def encode(embed, encoder, texts, max_length=None, precision="fp32", title=""):
+def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", array=np.empty):
     """n texts -> float32 array [n, D], without dropout, the longest texts first.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
+    array(shape=..., dtype=...) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
-    order = rest = np.argsort(-tokens.lengths, kind="stable")
+    rest = np.argsort(-tokens.lengths, kind="stable")
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
-    vectors = []
+    vectors = None
     with progress(title, len(rest), unit=" texts", leave=False) as bar:
         while len(rest) > 0:
             size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
             rows, rest = np.split(rest, [size * WORLD_SIZE])
             with autocast(device, precision):
                 own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
-            vectors.append(gather(own, len(rows)).cpu().numpy())
+            part = gather(own, len(rows)).cpu().numpy()
+            if array and vectors is None:
+                vectors = array((len(texts), part.shape[1]), np.float32)
+            if array:
+                vectors[rows] = part
             bar.update(len(rows))
     encoder.train(training)
-    return np.concatenate(vectors)[np.argsort(order)]
+    return vectors
 
 
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", what=""):
@@ -609,25 +619,23 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     settings = [what, precision, teacher.pooling, teacher.normalize]
     key = fingerprint([model, settings, tokens.ids, tokens.starts])
     path = cache_folder() / f"teacher-{key[:32]}.npy"
-
-    def write(new):
-        with open(new, "wb") as file:
-            for start in range(0, len(texts), IN_MEMORY):
-                part = texts[start : start + IN_MEMORY]
-                vectors = encode(embed, teacher, part, max_length, precision, "teacher")
-                if start == 0:
-                    shape = (len(texts), vectors.shape[1])
-                    header = dict(descr="<f4", fortran_order=False, shape=shape)
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(vectors)
-
+    compute = partial(encode, embed, teacher, texts, max_length, precision, "teacher")
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host
-            replace_file(path, write)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
+            replace_file(path, lambda new: compute(partial(new_array, new)))
         else:
-            write(os.devnull)
+            compute(None)
         wait_for_all()
     return np.load(path, mmap_mode="r")
+
+
+def new_array(path, shape, dtype):
+    """A new .npy file, memory-mapped. A full disk is an error now, not a crash later."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
+    return array
 
 
 def to_device(array, device):
@@ -687,9 +695,9 @@ def table(rows):
 
 
 def own_rows(rows):
-    """The part of a batch's rows [N] that this process encodes, [n]; one row if there is none."""
-    own = np.array_split(rows, WORLD_SIZE)[RANK]
-    return own if len(own) > 0 else rows[:1]
+    """The part of a batch's rows [N] that this process encodes, [n]; some may be there twice."""
+    n = math.ceil(len(rows) / WORLD_SIZE)
+    return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
 
 
 def gather(own, total):
@@ -700,14 +708,13 @@ def gather(own, total):
     """
     if WORLD_SIZE == 1:
         return own
-    sizes = [len(part) for part in np.array_split(range(total), WORLD_SIZE)]
-    padded = torch.cat([own, own.new_zeros(max(sizes), *own.shape[1:])])[: max(sizes)]
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded.detach())
-    if padded.requires_grad:
-        padded.register_hook(lambda gradient: WORLD_SIZE * gradient)
-    parts[RANK] = padded
-    return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+    own = own.contiguous()
+    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, own.detach())
+    if own.requires_grad:
+        own.register_hook(lambda gradient: WORLD_SIZE * gradient)
+    parts[RANK] = own
+    return torch.cat(parts)[:total]
 
 
 @torch.no_grad()
@@ -757,7 +764,7 @@ class Run:
         self.folder = Path(args.output)
         self.file = self.folder / CHECKPOINT
         self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
-        self.before = read_json(self.folder / "args.json", {})
+        self.before = read_json(self.folder / "args.json")
         is_run = self.before.get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
             raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
@@ -1022,8 +1029,9 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     cut = f"maximum tokens of a training text; longer texts are cut {longest}"
     add("--max-length", type=length, default=max_length, help=cut)
     steps = is_default if eval_steps else "(default: an epoch)"
-    add("--eval-steps", type=count, default=eval_steps, help=f"between dev scores {steps}")
-    idle = f"epochs without a better dev score that end a stage; 0: none do {is_default}"
+    evaluation = f"steps between dev scores, and checkpoints {steps}"
+    add("--eval-steps", type=count, default=eval_steps, help=evaluation)
+    idle = f"epochs without a better dev score that end a stage, not ckd's 2; 0: none {is_default}"
     add("--patience", type=count_or_none, default=patience, help=idle)
     add("--seed", type=number(int, 0, 2**32 - 1), default=0, help=is_default)
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
@@ -1081,7 +1089,7 @@ def training_sentences(name):
     """--train -> list of str: sentences, or the distinct texts of triplets. Raises DataError."""
     path = resolve(name)
     if path.name.endswith((".csv", ".csv.gz")):
-        return list(dict.fromkeys(text for row in zip(*read_triplets(path)) for text in row))
+        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
     return read_sentences(path)
 
 

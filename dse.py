@@ -157,15 +157,9 @@ from common import step_seed, to_device
 MAX_LENGTH = 128  # tokens
 
 
-def labels_of(pairs, task):
-    """n rows of read_pairs() -> R [n], class numbers or scores."""
-    return np.array([row[2] for row in pairs], np.float32 if task == "stsb" else np.int64)
-
-
-def finetune(teacher, pairs, run, args):
-    """Section 3.3: the teacher learns the labels alone. pairs: rows of read_pairs()."""
-    tokens = Tokens(teacher, [row[:2] for row in pairs], args.max_length)
-    labels = labels_of(pairs, args.task)  # R [n]
+def finetune(teacher, pairs, labels, run, args):
+    """Section 3.3: the teacher learns the labels R [n] of n pairs alone."""
+    tokens = Tokens(teacher, pairs, args.max_length)
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
@@ -190,13 +184,9 @@ def finetune(teacher, pairs, run, args):
             run.evaluate(step)
 
 
-def distill(student, pairs, targets, run, args):
-    """Section 3.2: the student learns the teacher's logits, targets [n, C], and the labels.
-
-    pairs: n rows of read_pairs().
-    """
-    tokens = [Tokens(student, side, args.max_length) for side in list(zip(*pairs))[:2]]
-    labels = labels_of(pairs, args.task)  # R [n]
+def distill(student, pairs, labels, targets, run, args):
+    """Section 3.2: of n pairs, the labels R [n] and the teacher's logits, targets [n, C]."""
+    tokens = [Tokens(student, side, args.max_length) for side in zip(*pairs)]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = [value for value in student.parameters() if value.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
@@ -231,14 +221,13 @@ def embed_sentences(student, sentences, max_length=MAX_LENGTH):
 
 
 def logits_of(model, max_length, pairs, compare=None):
-    """The logits of a teacher or student for n rows (sentence, sentence, label): array [n, C].
+    """The logits of a teacher or student for n pairs of sentences: array [n, C].
 
     compare(u, v) -> [n] or [n, C] replaces the student's head.
     """
-    texts = [row[:2] for row in pairs]
     if not hasattr(model, "head"):
-        return encode(pair_logits, model, texts, max_length)
-    u, v = [embed_sentences(model, side, max_length) for side in zip(*texts)]
+        return encode(pair_logits, model, pairs, max_length)
+    u, v = [embed_sentences(model, side, max_length) for side in zip(*pairs)]
     return (compare or model.head.score_pairs)(u, v).cpu().numpy()
 
 
@@ -260,11 +249,11 @@ def metrics(logits, labels, task):
 
 
 def scores(model, sets, args, compare=None):
-    """sets {name: rows} -> {"dev accuracy": x 100, ..., "dev": mean}; compare as in logits_of()."""
+    """read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; compare as in logits_of()."""
     row = {}
-    for name, pairs in sets.items():
+    for name, (pairs, labels) in sets.items():
         logits = logits_of(model, args.max_length, pairs, compare)
-        values = metrics(logits, labels_of(pairs, args.task), args.task)
+        values = metrics(logits, labels, args.task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = float(np.mean(list(values.values())))
     return row
@@ -279,11 +268,10 @@ def load_cross_encoder(name, task):
     teacher = load_encoder(name, "mean")  # which checks all but the output layer
     teacher.prompt = ""
     classes = TASKS[task].classes or ("score",)
-    options = dict(output_loading_info=True, ignore_mismatched_sizes=True)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            resolve(name, model=True), num_labels=len(classes), **options
-        )
+        model, report = load(resolve(name, model=True), output_loading_info=True, **options)
         labels = {label.lower(): at for label, at in model.config.label2id.items()}
         teacher.order = [labels.get(name, at) for at, name in enumerate(classes)]
         if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
@@ -349,18 +337,20 @@ TASKS = {
 
 
 def read_task(folder, task):
-    """-> {"train": rows, "dev": rows, and the test sets that have labels}, see read_pairs().
+    """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
     folder: GLUE's, which has MRPC/train.tsv and so on, or None for the Hub. Raises DataError.
     """
+    kind = np.int64 if TASKS[task].classes else np.float32
     sets = {}
     for name, files in TASKS[task].files.items():
         paths = [Path(folder) / file if folder else download(file) for file in files]
         if name in ("train", "dev") or paths[0].exists():
-            sets[name] = [row for path in paths for row in read_pairs(path, task)]
-    if len({label for *_, label in sets["train"]}) < 2:
+            rows = [row for path in paths for row in read_pairs(path, task)]
+            sets[name] = [row[:2] for row in rows], np.array([row[2] for row in rows], kind)
+    if np.ptp(sets["train"][1]) == 0:
         raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
-    return {name: rows for name, rows in sets.items() if rows}
+    return {name: content for name, content in sets.items() if content[0]}
 
 
 def download(name):
@@ -383,8 +373,8 @@ def read_pairs(path, task):
     form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes) or '0 to 5'}"
     if path.suffix == ".jsonl":
         form = "a line must be JSON with text1, text2 and label"
-        numbers = [str(number) for number in range(len(classes))]
-        rows = list(read_rows(path, partial(parse, None, HUB_COLUMNS, numbers, task), form))
+        parse_line = partial(parse, None, HUB_COLUMNS, [*map(str, range(len(classes)))], task)
+        rows = list(read_rows(path, parse_line, form))
     else:
         header = next(read_rows(path, str, form)).split("\t")
         _, *rows = read_rows(path, partial(parse, header, columns, [*classes], task), form)
@@ -449,7 +439,8 @@ def main():
     args = parse_args()
     run = Run(args)
     sets = read_task(args.glue, args.task)
-    pairs = sets.pop("train")
+    train = sets.pop("train")
+    pairs, labels = train
     args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
@@ -458,23 +449,21 @@ def main():
     teacher = load_cross_encoder(args.teacher, args.task).to(args.device)
 
     score = partial(scores, args=args)
-    run.start(score, sets["dev"], teacher=teacher, train=pairs)
+    run.start(score, sets["dev"], teacher=teacher, train=train)
     if not run.scores and args.task == "stsb" and not args.teacher_only:
-        before = score(student, sets, compare=F.cosine_similarity)
-        run.scores["student before, cosine"] = before
-    if teacher.fresh and "teacher" not in run.finished:
-        finetune(teacher, pairs, run, args)
-        run.finish()
+        run.scores["student before, cosine"] = score(student, sets, compare=F.cosine_similarity)
     if teacher.fresh:
+        if "teacher" not in run.finished:
+            finetune(teacher, pairs, labels, run, args)
+            run.finish()
         teacher = load_cross_encoder(run.folder / "teacher", args.task).to(args.device)
     if "student" not in run.finished:
         run.scores["teacher"] = score(teacher, sets)
-    if not args.teacher_only and "student" not in run.finished:
-        texts = [row[:2] for row in pairs]
-        settings = (args.max_length, args.precision, f"logits {teacher.order}")
-        targets = teacher_embeddings(pair_logits, teacher, texts, *settings)
-        distill(student, pairs, targets, run, args)
-        run.finish({"student": score(load_student(run.folder, args.device), sets)})
+        if not args.teacher_only:
+            settings = (args.max_length, args.precision, f"logits {teacher.order}")
+            targets = teacher_embeddings(pair_logits, teacher, pairs, *settings)
+            distill(student, pairs, labels, targets, run, args)
+            run.finish({"student": score(load_student(run.folder, args.device), sets)})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
     run.write_card(text, "text-classification", "transformers")
 

@@ -42,9 +42,9 @@ LEFT_OUT = -1  # the score of the passage with a query's own id
 
 def find(beir, name):
     """A file of a BEIR folder or of a data set on the Hub -> Path. Raises DataError."""
+    path, gzipped = Path(beir, name), Path(beir, f"{name}.gz")
     if Path(beir).exists():
-        gzipped = Path(beir, f"{name}.gz")
-        return gzipped if gzipped.exists() else Path(beir, name)
+        return gzipped if gzipped.exists() and not path.exists() else path
     folder, _, file = name.rpartition("/")
     return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
 
@@ -89,7 +89,7 @@ def read_split(beir, split, numbers=None):
     path = find(beir, f"qrels/{split}.tsv")
     form = "a line is query-id, corpus-id, score, with tabs; the .jsonl files must have both ids"
     answers = {}
-    for query, text, number, score in filter(None, read_rows(path, parse, form)):
+    for query, text, number, score in read_rows(path, parse, form):
         scores = answers.setdefault((query, text), {})
         if score > 0:
             scores[number] = max(score, scores.get(number, 0))

@@ -283,8 +283,8 @@ def similarity_task(teacher, args):
     triplets = read_triplets(resolve(args.triplets)) if args.stage != "distill" else []
     if len(texts) == 1:
         raise DataError(f"{args.train}: one training text; InfoNCE needs at least two")
-    labeled = sum(triplets, [])
-    labels = np.arange(len(labeled)).reshape(3, -1).T
+    labeled = [text for row in triplets for text in row]
+    labels = np.arange(len(labeled)).reshape(-1, 3)
 
     def scores(encoder, similarity):
         return spearman(embed, encoder, sets)

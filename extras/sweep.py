@@ -98,7 +98,7 @@ def main():
     folder = Path(args.output)
     settings = read_grid(args.grid)
     sweep = {"script": args.script, "options": options}
-    if read_json(folder / "sweep.json", sweep) != sweep:
+    if read_json(folder / "sweep.json") not in ({}, sweep):
         raise DataError(f"{folder}: has a sweep with other options; choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "sweep.json", sweep)

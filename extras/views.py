@@ -79,10 +79,10 @@ def read_wordnet(folder):
     synonyms = {}
     most_seen = {}
     for part in ("noun", "verb", "adj", "adv"):
-        synsets = dict(filter(None, read_rows(Path(folder) / f"data.{part}", read_synset, WORDNET)))
+        synsets = dict(read_rows(Path(folder) / f"data.{part}", read_synset, WORDNET))
         parse = partial(read_index, synsets=synsets)
         entries = read_rows(Path(folder) / f"index.{part}", parse, WORDNET)
-        for word, seen, words in filter(None, entries):
+        for word, seen, words in entries:
             if seen > most_seen.get(word, 0):
                 most_seen[word] = seen
                 synonyms[word] = [other for other in words if other.lower() != word]

@@ -78,6 +78,11 @@ def test_it_is_cut_trained_saved_and_read_by_everybody(build, tmp_path, name):
     assert np.abs(ours - common.encode(ckd.embed, again, texts)).max() < 1e-6
     assert np.abs(ours - theirs).max() < 1e-5
     assert again.model.config.num_hidden_layers == 2
+    batch = common.Tokens(encoder, texts).batch(np.arange(12))
+    for dropout in (0.0, 0.5):  # also that of attention
+        common.set_dropout(encoder, dropout).train()
+        equal = torch.equal(ckd.embed(encoder, *batch), ckd.embed(encoder, *batch))
+        assert equal == (dropout == 0)
 
 
 @pytest.mark.parametrize("name, layers", [("albert", "0,2"), ("t5", "0,2"), ("modernbert", "1,3")])

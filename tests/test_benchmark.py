@@ -34,7 +34,7 @@ def test_training_is_compared_with_equal_dropout_and_defaults(call_main, options
     train, set_dropout = benchmark.their_training, benchmark.set_dropout
 
     def their_training(args, sentences, targets, folder, dropout):
-        found.append(common.read_json(folder / "ours" / "args.json", {})["dropout"])
+        found.append(common.read_json(folder / "ours" / "args.json")["dropout"])
         return train(args, sentences, targets, folder, dropout)
 
     def set_theirs(model, dropout):

@@ -72,15 +72,6 @@ def test_the_bank_holds_the_last_embeddings_whatever_the_batches():
     assert len(bank.embeddings()) == len(empty.embeddings()) == 0
 
 
-def test_the_bank_is_saved_and_restored():
-    bank, other = ckd.MemoryBank(5, 2), ckd.MemoryBank(5, 2)
-    bank.enqueue(torch.randn(7, 2))
-    other.load_state_dict(bank.state_dict())
-    for each in (bank, other):
-        each.enqueue(torch.full((2, 2), 9.0))
-    assert torch.equal(bank.embeddings(), other.embeddings())
-
-
 # ---- embedding, alignment, schedule
 
 
@@ -155,9 +146,12 @@ def test_learning_rates_depend_on_the_size_of_the_student(parse, millions, lr, f
     assert (args.lr, args.finetune_lr) == (lr, finetune_lr)
 
 
-@pytest.mark.parametrize("sentences, size", [(1_000_000, 65536), (3000, 2560), (100, 0)])
-def test_the_memory_bank_is_what_an_epoch_fills_before_its_last_batch(parse, sentences, size):
-    args = parse(ckd, "--student", "x")
+FILLED = [("ckd", 1_000_000, 65536), ("ckd", 3000, 2560), ("ckd", 100, 0), ("kd", 3000, 0)]
+
+
+@pytest.mark.parametrize("objective, sentences, size", FILLED)
+def test_the_bank_is_what_an_epoch_fills_before_its_last_batch(parse, objective, sentences, size):
+    args = parse(ckd, "--student", "x", "--objective", objective)
     ckd.choose_queue_size(args, sentences)
     assert args.queue_size == size
 
@@ -259,6 +253,7 @@ def test_both_stages_and_stage_2_alone(call_main, models_folder, files, tmp_path
     alone = ["--student", models_folder / "bert", "--stage", "finetune", "--teacher", "nowhere"]
     call_main(ckd, *words(models_folder, files, tmp_path / "alone", *second, *alone))
     assert {stage for stage, _ in dev_scores(tmp_path / "alone")} == {"finetune"}
+    assert "Teacher: none." in (tmp_path / "alone" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("stage", ["distill", "finetune"])

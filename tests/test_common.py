@@ -31,7 +31,7 @@ HEADER = "sent0,sent1,hard_neg\n"
 TRIPLETS = HEADER + '"a, b","say ""hi""",it\'s\n\nx,"two\nlines",y\n'
 READ = [  # reader, content, what is read
     ("sentences", "\ufeff" + "\n \n".join(ODD) + "\r\n", ODD),
-    ("triplets", TRIPLETS, [["a, b", "x"], ['say "hi"', "two\nlines"], ["it's", "y"]]),
+    ("triplets", TRIPLETS, [["a, b", 'say "hi"', "it's"], ["x", "two\nlines", "y"]]),
     ("scored_pairs", "a b\tc\tscore\nd\t e f\t4.5\n", [("d", "e f", 4.5)]),
 ]
 
@@ -58,7 +58,6 @@ REFUSED = [  # reader, content, what the error must say; test_inputs.py has more
     ("triplets", HEADER, "file:"),
     ("scored_pairs", "a\tb\t1\na\t \t3\n", "file:2: "),
     ("scored_pairs", "a\tb\tscore\n", "file: "),
-    ("scored_pairs", "a\tb\t1\nc\td\t5.1\n", "file:2: .*5.1"),
     ("scored_pairs", "a\tb\t-0.1\nc\td\t1\n", "file:1: .*-0.1"),
 ]
 
@@ -75,7 +74,7 @@ def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path):
     sentences = write(tmp_path / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
     assert common.read_sts_year(tmp_path) == [("a", "b", 1.0), ("e", "f", 3.0)]
     write(sentences, "a\tb\n")
-    with pytest.raises(DataError, match="STS.gs.a.txt: 3 lines for 1 "):
+    with pytest.raises(DataError, match="STS.gs.a.txt: .*as many lines"):
         common.read_sts_year(tmp_path)
 
 
@@ -92,19 +91,6 @@ def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, cache):
         common.resolve(str(write(tmp_path / "up.tar", tar_of("a/../../evil.txt", b"text"))))
     assert cache() == [folder]
     assert not list(tmp_path.rglob("evil.txt"))
-
-
-def test_another_process_may_unpack_the_same_tar_file_first(tmp_path, cache, monkeypatch):
-    tar = write(tmp_path / "a.tar", tar_of("a.txt", b"text"))
-    unpack = common.shutil.unpack_archive
-
-    def unpack_after_another(*arguments, **options):
-        monkeypatch.setattr(common.shutil, "unpack_archive", unpack)
-        common.resolve(str(tar))
-        unpack(*arguments, **options)
-
-    monkeypatch.setattr(common.shutil, "unpack_archive", unpack_after_another)
-    assert (common.resolve(str(tar)) / "a.txt").read_text() == "text"
 
 
 def test_minilm_is_found_without_importing_its_package_and_checked(monkeypatch):

@@ -177,11 +177,11 @@ class Teacher(nn.Module):
 def test_dse(train, stage):
     def loop(encoder, args, run):
         texts = demo_sentences(SENTENCES)
-        pairs = [(text, other, 1) for text, other in zip(texts, reversed(texts))]
+        pairs, labels = list(zip(texts, reversed(texts))), np.ones(SENTENCES, np.int64)
         if stage == "teacher":
-            dse.finetune(Teacher(encoder).to("cuda"), pairs, run, args)
+            dse.finetune(Teacher(encoder).to("cuda"), pairs, labels, run, args)
         else:
             student = dse.add_head(encoder, 2).to("cuda")
-            dse.distill(student, pairs, np.zeros((SENTENCES, 2), np.float32), run, args)
+            dse.distill(student, pairs, labels, np.zeros((SENTENCES, 2), np.float32), run, args)
 
     train(loop, dse, "--student", "any", "--batch-size", 8, "--eval-steps", 100)

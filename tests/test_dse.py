@@ -121,6 +121,8 @@ def test_a_saved_student_states_and_repeats_its_embedding(
     texts = demo_sentences(6)
     u = dse.embed_sentences(student, texts)
     dse.save_student(student, tmp_path)
+    with pytest.raises(common.DataError, match="several layers"):
+        common.load_encoder(tmp_path)
     stated = common.load_encoder(tmp_path, several=True).pooling
     assert stated == dict(layers=read, join="concat", skip_first_token=True)
     model = transformers.AutoModel.from_pretrained(tmp_path).eval()
@@ -154,10 +156,10 @@ def test_the_cross_encoder_reads_pairs_as_transformers_does(models_folder, tmp_p
     assert is_minilm == ("token_type_ids" in teacher.tokenizer("a", "b"))
     common.save_encoder(teacher, tmp_path / "teacher")
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
-    pairs = list(zip(demo_sentences(10)[:5], demo_sentences(10)[5:], [0] * 5))
+    pairs = list(zip(demo_sentences(10)[:5], demo_sentences(10)[5:]))
     again = dse.load_cross_encoder(tmp_path / "teacher", "mnli")
     assert not again.fresh
-    expected = classify(tmp_path / "teacher", [row[:2] for row in pairs])
+    expected = classify(tmp_path / "teacher", pairs)
     for model in (teacher, again):
         assert difference(dse.logits_of(model, 128, pairs), expected) < 1e-5
 
@@ -172,7 +174,7 @@ def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
     assert not teacher.fresh
     pair = tuple(demo_sentences(2))
     expected = classify(tmp_path / "teacher", [pair])[:, [2, 1, 0]]
-    assert difference(dse.logits_of(teacher, 128, [(*pair, 0)]), expected) < 1e-5
+    assert difference(dse.logits_of(teacher, 128, [pair]), expected) < 1e-5
     with pytest.raises(common.DataError, match="teacher: .*other classes.*classify 0, 1"):
         dse.load_cross_encoder(tmp_path / "teacher", "mrpc")
 
@@ -201,9 +203,9 @@ def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tm
         rows = [f'0\tx\tA "boy" runs.\tIn {name}\tneutral\t{label}' for label in labels.split()]
         write(tmp_path / f"{name}.tsv", NLI, *rows)
     sets = dse.read_task(tmp_path, "allnli")
-    labels = {name: [row[2] for row in rows] for name, rows in sets.items()}
-    assert labels == dict(train=[1, 2, 2, 0], dev=[0, 2], matched=[0], mismatched=[2], snli=[1, 1])
-    assert sets["train"][0][:2] == ('A "boy" runs.', "In MNLI/train")
+    found = {name: labels.tolist() for name, (_, labels) in sets.items()}
+    assert found == dict(train=[1, 2, 2, 0], dev=[0, 2], matched=[0], mismatched=[2], snli=[1, 1])
+    assert sets["train"][0][0] == ('A "boy" runs.', "In MNLI/train")
     assert list(dse.read_task(tmp_path, "mnli")) == ["train", "dev", "matched", "mismatched"]
 
 
@@ -213,7 +215,10 @@ def test_a_test_set_that_is_missing_or_without_labels_is_left_out(tmp_path, test
     write_mrpc(tmp_path, train=rows, dev=rows)
     if test:
         write(tmp_path / "MRPC/test.tsv", test)
-    assert dse.read_task(tmp_path, "mrpc") == {"train": rows, "dev": rows}
+    sets = dse.read_task(tmp_path, "mrpc")
+    assert list(sets) == ["train", "dev"]
+    for pairs, labels in sets.values():
+        assert [(*pair, label) for pair, label in zip(pairs, labels.tolist())] == rows
 
 
 def test_qqps_rows_without_two_questions_are_left_out_and_counted(tmp_path, capsys):
@@ -270,9 +275,8 @@ def test_metrics_are_those_counted_by_hand(monkeypatch):
     expected = {"accuracy": pytest.approx(60), "F1": pytest.approx(100 * 2 / 3)}
     assert dse.metrics(logits, labels, "mrpc") == expected
     assert dse.metrics(logits, labels, "qnli") == {"accuracy": pytest.approx(60)}
-    rows = [("a", "b", int(label)) for label in labels]
     monkeypatch.setattr(dse, "logits_of", lambda *_: logits)
-    row = dse.scores(None, {"dev": rows}, SimpleNamespace(task="mrpc", max_length=128))
+    row = dse.scores(None, {"dev": ([], labels)}, SimpleNamespace(task="mrpc", max_length=128))
     assert row["dev F1"] == expected["F1"]
     assert row["dev"] == pytest.approx((60 + 200 / 3) / 2)
     gold, scores = np.array([0.0, 1, 2, 5]), np.array([[0.0], [3], [2], [9]])  # one inversion
@@ -320,12 +324,13 @@ def test_three_steps_of_each_stage_are_those_computed_by_hand(
     order = generator.permutation(12)
     batches = [order[start : start + 5] for start in (0, 5, 10)]
     batches = [batches[i] for i in generator.permutation(3)]
-    pairs = dse.read_task(mrpc, "mrpc")["train"]
+    pairs, labels = dse.read_task(mrpc, "mrpc")["train"]
     read = partial(teacher.tokenizer, padding=True, return_tensors="pt")
 
     def begin(step):
         torch.manual_seed(seed * 1_000_003 + step)  # of dropout
-        return map(list, zip(*[pairs[row] for row in batches[step - 1]]))
+        rows = batches[step - 1]
+        return *map(list, zip(*[pairs[row] for row in rows])), labels[rows].tolist()
 
     def label_losses(logits, labels):
         return -logits.log_softmax(dim=1)[range(len(labels)), labels]

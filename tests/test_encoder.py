@@ -223,6 +223,16 @@ def test_a_folder_that_would_be_silently_wrong_is_refused(models_folder, tmp_pat
         load_encoder(folder)
 
 
+def test_a_special_token_may_have_no_weights_as_in_gemma_3(models_folder, tmp_path):
+    folder = copytree(models_folder / "bert", tmp_path / "more")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    assert np.array_equal(
+        encode(load_encoder(folder)), encode(load_encoder(models_folder / "bert"))
+    )
+
+
 class Payload:
     """Leaves a mark where it is unpickled by somebody who runs what a pickle says."""
 

@@ -147,8 +147,12 @@ def test_glue(fuzz, tmp_path, task):
     lines = [dict(text1=a, text2=b, label=number) for number, (a, b, _) in enumerate(rows[1:])]
     hub = tmp_path / "train.jsonl"
     files[hub.name] = "\n".join(map(json.dumps, lines)).encode()
-    read_task, read_pairs = dse.read_task, dse.read_pairs
-    fuzz(files, lambda: [read_pairs(hub, task), *read_task(tmp_path, task).values()], is_sound)
+
+    def read():
+        sets = dse.read_task(tmp_path, task).values()
+        return dse.read_pairs(hub, task), [(pairs, labels.tolist()) for pairs, labels in sets]
+
+    fuzz(files, read, is_sound)
 
 
 def test_beir(fuzz, tmp_path):

@@ -166,7 +166,7 @@ def test_sts_nli_and_wiki_are_downloaded_once_and_whole(ask, hub):
         assert f"huggingface.co/{DATA}" in line
     hub.broken.clear()
     hub.requests.clear()
-    expected = ["600", "9", "[['a boy plays'], ['a lad plays'], ['a cook eats']]"]
+    expected = ["600", "9", "[['a boy plays', 'a lad plays', 'a cook eats']]"]
     assert ask(*readers.values()) == expected
     before = downloads(hub)
     assert len(before) == 3

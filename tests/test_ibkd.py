@@ -274,3 +274,8 @@ def test_a_retrieval_run(call_main, models_folder, tmp_path):
     call_main(eval_retrieval, tmp_path / "out", *options)
     (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
     assert float(table[-1].split("|")[3]) == pytest.approx(scores["MRR@10"], abs=0.006)
+
+
+def test_the_demo_of_retrieval_has_its_own_data(parse):
+    args = parse(ibkd, "--demo", "--task", "dr")
+    assert (args.dev, args.beir) == (None, str(common.DEMO / "beir"))

@@ -111,8 +111,3 @@ assert not {"fcntl", "resource"} & {name for name in vars(common)}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_no_path_of_a_machine_is_committed():
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("extras/*.py"), *ROOT.glob("tests/*.py")]:
-        assert "/" + "work/" not in path.read_text("utf-8"), path

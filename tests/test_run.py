@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import demo_lines, dev_scores, rows
+from safetensors import SafetensorError
 
 import ckd
 import common
@@ -21,7 +22,7 @@ def options(models_folder, files, tmp_path):
     return ["--teacher", models_folder / "mean", *data, "--output", tmp_path / "out", *BASE]
 
 
-def test_a_run_in_the_way_is_kept(call_main, fails, options, tmp_path):
+def test_a_run_in_the_way_is_kept(call_main, fails, options, tmp_path, monkeypatch):
     """Unless it is to be overwritten, by a run whose input can be read and is not that run."""
     printed = call_main(ckd, *options)
     weights, log = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.jsonl"
@@ -35,6 +36,10 @@ def test_a_run_in_the_way_is_kept(call_main, fails, options, tmp_path):
     call_main(ckd, *options, "--overwrite", "--seed", 5)
     assert json.loads((tmp_path / "out" / "args.json").read_text())["seed"] == 5
     assert weights.read_bytes() != before[0]
+    monkeypatch.delattr(common.Run, "begin")
+    with pytest.raises(AttributeError):
+        call_main(ckd, *options, "--overwrite")
+    assert not weights.exists() and not (tmp_path / "out" / "README.md").exists()
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume"]])
@@ -111,3 +116,18 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(fails, tmp_path):
     assert "No space left" in fails(script)
     assert weights.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [weights]
+
+
+def test_a_full_disk_in_other_words(fails, options, monkeypatch):
+    def full(*_):  # safetensors and tokenizers do not raise OSError
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(common, "save_file", full)
+    assert "checkpoint could not be written" in fails(ckd, *options)
+
+
+@pytest.mark.parametrize("device, precision", [("cpu", "fp32"), ("cuda", "bf16")])
+def test_bf16_is_the_default_on_a_gpu_that_has_it(parse, monkeypatch, device, precision):
+    monkeypatch.setattr(common.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(common.torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert parse(ckd, "--demo", "--device", device).precision == precision
