@@ -1031,8 +1031,8 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     steps = is_default if eval_steps else "(default: an epoch)"
     evaluation = f"steps between dev scores, and checkpoints {steps}"
     add("--eval-steps", type=count, default=eval_steps, help=evaluation)
-    idle = f"epochs without a better dev score that end a stage, not ckd's 2; 0: none {is_default}"
-    add("--patience", type=count_or_none, default=patience, help=idle)
+    idle = "epochs without a better dev score that end a stage, in ckd.py the first"
+    add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: none {is_default}")
     add("--seed", type=number(int, 0, 2**32 - 1), default=0, help=is_default)
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
     cuda = torch.cuda.is_available()
