@@ -350,9 +350,7 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
             pooling, heads = "cls", [nn.Sequential(dense, nn.Tanh())] if dense else []
         encoder.pooling = pooling
         encoder.heads = nn.Sequential(*heads)
-        stated = read_json(folder / "config_sentence_transformers.json")
-        prompt = stated.get("default_prompt_name")  # sentence-transformers puts it before each text
-        encoder.prompt = "" + stated["prompts"][prompt] if prompt else ""
+        encoder.prompt = default_prompt(folder)
         encoder.max_length = longest_input(place, encoder.model, encoder.tokenizer)
     return encoder
 
@@ -377,19 +375,22 @@ def load_transformer(folder):
         broken += [key for key, part in slices if part.get_dtype().startswith(("I8", "F8"))]
     if broken:
         raise ValueError(f"{broken[0]} is missing, not in config.json, not finite, or quantized")
-    rows = model.get_input_embeddings().num_embeddings
-    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
-    padding = tokenizer.pad_token_id or 0
-    if not 0.9 * rows < tokens <= rows or padding >= rows:  # transformers may make up a tokenizer
-        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
-    if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
-        raise ValueError("its tokenizer turns words into unknowns only")
+    check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
     sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
     model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
     model = model.float()
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
     return model, tokenizer
+
+
+def check_tokenizer(tokenizer, rows):
+    """Raises ValueError if it does not fit weights of `rows` tokens; transformers makes one up."""
+    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
+    if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
+        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
+    if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
+        raise ValueError("its tokenizer turns words into unknowns only")
 
 
 def keep_layers(name, model, layers):
@@ -413,6 +414,13 @@ def keep_layers(name, model, layers):
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[int(number)] for number in numbers])
     model.config.num_hidden_layers = len(numbers)
+
+
+def default_prompt(folder):
+    """What sentence-transformers puts before each text of this folder; "" if nothing."""
+    stated = read_json(folder / "config_sentence_transformers.json")
+    name = stated.get("default_prompt_name")
+    return "" + stated["prompts"][name] if name else ""
 
 
 def read_modules(folder, entries):
