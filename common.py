@@ -79,6 +79,8 @@ def run_main(main):
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         main()
+        if WORLD_SIZE > 1:
+            dist.destroy_process_group()  # its threads would else be running at exit
     except (DataError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error has a line of its own
