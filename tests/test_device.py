@@ -120,7 +120,7 @@ def test_ckd_stage_1(train, monkeypatch, more):
 def test_ckd_stage_2(train):
     def loop(encoder, args, run):
         args.finetune_lr = 1e-4
-        ckd.finetune(encoder, demo_triplets(SENTENCES), run, args)
+        ckd.finetune(encoder, list(zip(*demo_triplets(SENTENCES))), run, args)
 
     train(loop, ckd, "--student", "any", "--finetune-batch-size", 8)
 
