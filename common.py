@@ -337,8 +337,8 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
         encoder.model, encoder.tokenizer = load_transformer(place)
         if layers:
             keep_layers(name, encoder.model, layers)
-        dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
-        if pooling == "pooler" and not dense:
+        pooler = pooler_head(encoder.model)
+        if pooling == "pooler" and not pooler:
             raise ValueError("it has no pooler")
         heads, encoder.normalize = [], False
         if pooling is None and modules[1:]:
@@ -346,10 +346,10 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
         pooling = pooling or HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
         if pooling not in POOLINGS and not several:
             raise DataError(f"{name}: pools several layers; choose another pooling")
-        if heads and dense and torch.equal(heads[0][0].weight, dense.weight):
-            heads[0][0] = dense  # the model's pooler, which training keeps the same
+        if heads and pooler and torch.equal(heads[0][0].weight, pooler[0][0].weight):
+            heads[0][0] = pooler[0][0]  # one layer, so that training keeps both the same
         if pooling == "pooler":
-            pooling, heads = "cls", [nn.Sequential(dense, nn.Tanh())] if dense else []
+            pooling, heads = "cls", pooler
         encoder.pooling = pooling
         encoder.heads = nn.Sequential(*heads)
         encoder.prompt = default_prompt(folder)
@@ -358,6 +358,12 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
 
 
 @torch.no_grad()
+def pooler_head(model):
+    """The model's own pooler, dense + tanh, as a list of one head; [] if it has none."""
+    dense = getattr(getattr(model, "pooler", None), "dense", None)
+    return [nn.Sequential(dense, nn.Tanh())] if dense else []
+
+
 def load_transformer(folder):
     """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
     if (folder / "adapter_config.json").exists():
@@ -395,13 +401,19 @@ def check_tokenizer(tokenizer, rows):
         raise ValueError("its tokenizer turns words into unknowns only")
 
 
+def layer_stack(model):
+    """The list of a model's layers. Raises ValueError if it has none, as ALBERT."""
+    depth = model.config.num_hidden_layers
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == depth:
+            return part
+    raise ValueError(f"it has no list of {depth} layers that could be cut")
+
+
 def keep_layers(name, model, layers):
     """Remove all layers but `layers`, such as "1,3,5", in that order. In place."""
-    depth = model.config.num_hidden_layers
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    stack = next((part for part in lists if len(part) == depth), None)
-    if stack is None:  # as ALBERT's
-        raise ValueError(f"it has no list of {depth} layers that could be cut")
+    stack = layer_stack(model)
+    depth = len(stack)
     whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     numbers = layers.split(",")
     if len({*numbers}) < len(numbers) or not {*numbers} <= whole.keys():
@@ -705,7 +717,7 @@ def table(rows):
 
 
 def own_rows(rows):
-    """The part of a batch's rows [N] that this process encodes, [n]; some may be there twice."""
+    """This process's part [n] of a batch's rows [N]; the first ones repeat to make parts equal."""
     n = math.ceil(len(rows) / WORLD_SIZE)
     return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
 
@@ -1080,7 +1092,7 @@ def read_back(encoder, name):
 
 
 def set_dropout(encoder, dropout):
-    """Everywhere, also where a model keeps the rate of its attention as a number. None: its own."""
+    """Set every dropout rate, also those of attention that are plain numbers; None keeps them."""
     for module in encoder.modules() if dropout is not None else ():
         for name, value in vars(module).items():
             if "dropout" in name and type(value) in (int, float):

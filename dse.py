@@ -158,7 +158,7 @@ MAX_LENGTH = 128  # tokens
 
 
 def finetune(teacher, pairs, labels, run, args):
-    """Section 3.3: the teacher learns the labels R [n] of n pairs alone."""
+    """Section 3.3: the teacher learns from the labels R [n] of n pairs alone."""
     tokens = Tokens(teacher, pairs, args.max_length)
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
@@ -185,7 +185,10 @@ def finetune(teacher, pairs, labels, run, args):
 
 
 def distill(student, pairs, labels, targets, run, args):
-    """Section 3.2: of n pairs, the labels R [n] and the teacher's logits, targets [n, C]."""
+    """Section 3.2: the student learns the labels R [n] of n pairs and the teacher's logits.
+
+    targets [n, C]: these logits.
+    """
     tokens = [Tokens(student, side, args.max_length) for side in zip(*pairs)]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = [value for value in student.parameters() if value.requires_grad]
@@ -249,7 +252,7 @@ def metrics(logits, labels, task):
 
 
 def scores(model, sets, args, compare=None):
-    """read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; compare as in logits_of()."""
+    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; see logits_of()."""
     row = {}
     for name, (pairs, labels) in sets.items():
         logits = logits_of(model, args.max_length, pairs, compare)
@@ -341,16 +344,21 @@ def read_task(folder, task):
 
     folder: GLUE's, which has MRPC/train.tsv and so on, or None for the Hub. Raises DataError.
     """
-    kind = np.int64 if TASKS[task].classes else np.float32
     sets = {}
     for name, files in TASKS[task].files.items():
         paths = [Path(folder) / file if folder else download(file) for file in files]
         if name in ("train", "dev") or paths[0].exists():
-            rows = [row for path in paths for row in read_pairs(path, task)]
-            sets[name] = [row[:2] for row in rows], np.array([row[2] for row in rows], kind)
+            sets[name] = read_set(paths, task)
     if np.ptp(sets["train"][1]) == 0:
         raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
     return {name: content for name, content in sets.items() if content[0]}
+
+
+def read_set(paths, task):
+    """Files of a task -> n pairs of sentences, their labels R [n]: class numbers or scores."""
+    rows = [row for path in paths for row in read_pairs(path, task)]
+    kind = np.int64 if TASKS[task].classes else np.float32
+    return [row[:2] for row in rows], np.array([row[2] for row in rows], kind)
 
 
 def download(name):
