@@ -306,6 +306,11 @@ def unpack(tar):
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 MODULES = "sentence_transformers.models"
+POOLING_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 
 
 class Encoder(nn.Module):
@@ -330,38 +335,30 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
     several: its pooling may be that of several layers, which most embed() do not know.
     """
     folder = resolve(name, model=True)
+    default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
     encoder = Encoder()
     with reading(name, "a model folder has config.json, all weights and its tokenizer's files"):
-        modules = read_json(folder / "modules.json", list)
-        place = folder / modules[0]["path"] if modules else folder
-        encoder.model, encoder.tokenizer = load_transformer(place)
-        if layers:
-            keep_layers(name, encoder.model, layers)
-        pooler = pooler_head(encoder.model)
-        if pooling == "pooler" and not pooler:
-            raise ValueError("it has no pooler")
-        heads, encoder.normalize = [], False
-        if pooling is None and modules[1:]:
-            pooling, heads, encoder.normalize = read_modules(folder, modules)
-        pooling = pooling or HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
-        if pooling not in POOLINGS and not several:
+        modules = read_json(folder / "modules.json", list) or [dict(path="")]
+        transformer = folder / modules[0]["path"]
+        encoder.model, encoder.tokenizer = load_transformer(transformer)
+        read_settings(encoder, folder, transformer)
+        stated = (pooling, [], False) if pooling else read_modules(folder, modules, default)
+        encoder.pooling, heads, encoder.normalize = stated
+        if isinstance(encoder.pooling, dict) and (layers or not several):
             raise DataError(f"{name}: pools several layers; choose another pooling")
-        if heads and pooler and torch.equal(heads[0][0].weight, pooler[0][0].weight):
-            heads[0][0] = pooler[0][0]  # one layer, so that training keeps both the same
-        if pooling == "pooler":
-            pooling, heads = "cls", pooler
-        encoder.pooling = pooling
+        dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
+        if encoder.pooling == "pooler":
+            if dense:
+                heads = [nn.Sequential(dense, nn.Tanh())]
+            elif pooling:
+                raise ValueError("it has no pooler")
+            encoder.pooling = "cls"
+        if heads and dense and torch.equal(heads[0][0].weight, dense.weight):
+            heads[0][0] = dense  # one layer, so that training keeps both the same
         encoder.heads = nn.Sequential(*heads)
-        encoder.prompt = default_prompt(folder)
-        encoder.max_length = longest_input(place, encoder.model, encoder.tokenizer)
+    if layers:
+        keep_layers(name, encoder.model, layers)
     return encoder
-
-
-@torch.no_grad()
-def pooler_head(model):
-    """The model's own pooler, dense + tanh, as a list of one head; [] if it has none."""
-    dense = getattr(getattr(model, "pooler", None), "dense", None)
-    return [nn.Sequential(dense, nn.Tanh())] if dense else []
 
 
 def load_transformer(folder):
@@ -371,87 +368,89 @@ def load_transformer(folder):
     load = dict(trust_remote_code=False)
     model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
-    missing = sorted(report["missing_keys"])
-    broken = [key for key in missing if not key.startswith("pooler.")]
-    if len(broken) < len(missing):
+    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
+    if len(broken) < len(report["missing_keys"]):
         model.pooler = None  # transformers has made one up
-    broken += [key for key in sorted(report["unexpected_keys"]) if re.search(r"\blayers?\.\d", key)]
-    broken += [key for key, value in model.state_dict().items() if not value.isfinite().all()]
+    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
+    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:  # int8 and fp8 need a scale
-            slices = [(key, weights.get_slice(key)) for key in weights.keys()]  # noqa: SIM118
-        broken += [key for key, part in slices if part.get_dtype().startswith(("I8", "F8"))]
+        types = {key: str(value.dtype) for key, value in load_file(file).items()}
+        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
     if broken:
-        raise ValueError(f"{broken[0]} is missing, not in config.json, not finite, or quantized")
-    check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
-    sample = torch.tensor([tokenizer("One sentence.")["input_ids"]])
-    model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
-    model = model.float()
+        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
+    check_tokenizer(tokenizer, model)
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
-    return model, tokenizer
+    return model.float(), tokenizer
 
 
-def check_tokenizer(tokenizer, rows):
-    """Raises ValueError if it does not fit weights of `rows` tokens; transformers makes one up."""
+def check_tokenizer(tokenizer, model):
+    """Raises ValueError if they do not fit: transformers makes a tokenizer up if there is none."""
+    rows = model.get_input_embeddings().num_embeddings
     tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
     if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
-    if {*tokenizer("A man plays", add_special_tokens=False).input_ids} <= {tokenizer.unk_token_id}:
+    sample = tokenizer("A man plays", return_tensors="pt").input_ids
+    if {*sample.flatten().tolist()} <= {*tokenizer.all_special_ids}:
         raise ValueError("its tokenizer turns words into unknowns only")
-
-
-def layer_stack(model):
-    """The list of a model's layers. Raises ValueError if it has none, as ALBERT."""
-    depth = model.config.num_hidden_layers
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList) and len(part) == depth:
-            return part
-    raise ValueError(f"it has no list of {depth} layers that could be cut")
+    model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
 
 
 def keep_layers(name, model, layers):
-    """Remove all layers but `layers`, such as "1,3,5", in that order. In place."""
-    stack = layer_stack(model)
-    depth = len(stack)
+    """Keep only `layers`, such as "1,3,5", in that order. In place. Raises DataError."""
+    depth = model.config.num_hidden_layers
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stack = next((part for part in lists if len(part) == depth), None)
+    if stack is None:  # as in ALBERT
+        raise DataError(f"{name}: it has no list of {depth} layers that could be cut")
     whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
-    numbers = layers.split(",")
-    if len({*numbers}) < len(numbers) or not {*numbers} <= whole.keys():
+    kept = layers.split(",")
+    if len({*kept}) < len(kept) or not {*kept} <= whole.keys():
         raise DataError(f"{name}: layers {layers}; name different ones of {[*map(int, whole)]}")
     del stack[:]
-    stack.extend(whole[number] for number in numbers)
-    for position, layer in enumerate(stack):
-        for part in layer.modules():
-            if hasattr(part, "layer_idx"):  # where a decoder caches keys and values
-                part.layer_idx = position
+    stack.extend(whole[number] for number in kept)
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
-            setattr(model.config, key, [value[int(number)] for number in numbers])
-    model.config.num_hidden_layers = len(numbers)
+            setattr(model.config, key, [value[int(number)] for number in kept])
+    model.config.num_hidden_layers = len(kept)
+    model.config.use_cache = False  # a decoder's, in which layers have their old numbers
 
 
-def default_prompt(folder):
-    """What sentence-transformers puts before each text of this folder; "" if nothing."""
+def read_settings(encoder, folder, transformer):
+    """Set `prompt` and `max_length` as two files state. ValueError for what is not obeyed."""
     stated = read_json(folder / "config_sentence_transformers.json")
     name = stated.get("default_prompt_name")
-    return "" + stated["prompts"][name] if name else ""
+    encoder.prompt = "" + stated["prompts"][name] if name else ""
+    stated = read_json(transformer / "sentence_bert_config.json")
+    tokenize = encoder.tokenizer
+    if stated.get("do_lower_case") and tokenize("A B").input_ids != tokenize("a b").input_ids:
+        raise ValueError("it states do_lower_case, which its tokenizer does not do")
+    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
+    # RoBERTa's positions begin after the number of its padding token.
+    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
+    limit = min(stated.get("max_seq_length") or tokenize.model_max_length, positions)
+    if limit < 3:
+        raise ValueError(f"its longest input has {limit} tokens")
+    encoder.max_length = int(limit)
 
 
-def read_modules(folder, entries):
-    """The entries of modules.json -> pooling, heads, normalize.
+def read_modules(folder, entries, default):
+    """The entries of modules.json -> pooling (`default` if none is stated), heads, normalize.
 
-    Raises ValueError for modules, or an order, that would not be obeyed.
+    Raises ValueError for modules, or an order, that would not be obeyed. No code of a pickle runs.
     """
+    if not entries[1:]:
+        return default, [], False
     kinds = " ".join(entry["type"].split(".")[-1] for entry in entries)
     obeyed = r"Transformer (WeightedLayerPooling )?\w*Pooling( Dense)*( Normalize)?"
     if not re.fullmatch(obeyed, kinds):
         raise ValueError(f"modules.json has {kinds}, of which some are not supported")
     place = folder / entries[1]["path"]
     config = read_json(place / "config.json")
-    stated = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
-    flags = [re.sub("^pooling_mode_|_tokens?$", "", key) for key in stated]
-    pooling = entries[1].get("pooling") or config.get("pooling_mode") or "+".join(flags)
-    is_known = isinstance(pooling, dict) or pooling in POOLINGS
+    flags = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
+    named = "+".join(POOLING_MODES.get(flag, flag) for flag in flags)
+    pooling = entries[1].get("pooling") or config.get("pooling_mode") or named
+    is_known = isinstance(pooling, dict) or pooling in POOLING_MODES.values()
     if not is_known or config.get("include_prompt") is False:
         raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
     dense = [folder / entry["path"] for entry in entries if entry["type"].endswith(".Dense")]
@@ -469,25 +468,10 @@ def read_head(folder):
     return nn.Sequential(linear, getattr(nn, config["activation_function"].split(".")[-1])())
 
 
-def longest_input(folder, model, tokenizer):
-    """How many tokens the encoder reads at most. ValueError for a setting that is not obeyed."""
-    stated = read_json(folder / "sentence_bert_config.json")
-    if stated.get("do_lower_case") and tokenizer("A B").input_ids != tokenizer("a b").input_ids:
-        raise ValueError("it states do_lower_case, which its tokenizer does not do")
-    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
-    if padding is not None:  # RoBERTa's positions begin after the number of its padding token
-        positions -= padding + 1
-    limit = min(stated.get("max_seq_length") or tokenizer.model_max_length, positions)
-    if limit < 3:
-        raise ValueError(f"its longest input has {limit} tokens")
-    return int(limit)
-
-
-def save_encoder(encoder, folder, save_pooling=None):
+def save_encoder(encoder, folder, pooling=()):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
 
-    save_pooling(encoder, folder) writes a pooling of several layers -> entries of modules.json.
+    pooling: modules like pooling_module()'s, instead of the one of encoder.pooling.
     """
     folder = Path(folder)
     new = folder / ".saving"
@@ -498,42 +482,39 @@ def save_encoder(encoder, folder, save_pooling=None):
     write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
     prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
     write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
-    modules = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
-    modules += (save_pooling or save_stated_pooling)(encoder, new)
+    modules = [*pooling] or [pooling_module(encoder, encoder.pooling)]
     for linear, activation in encoder.heads:
         config = dict(in_features=linear.in_features, out_features=linear.out_features)
         config["bias"] = linear.bias is not None
         config["activation_function"] = f"torch.nn.{type(activation).__name__}"
-        modules.append(save_module(new, len(modules), "Dense", config))
-        tensors = linear.state_dict(prefix="linear.")
-        save_file(tensors, new / modules[-1]["path"] / "model.safetensors")
+        modules.append(("Dense", config, linear.state_dict(prefix="linear."), {}))
     if encoder.normalize:
-        modules.append(save_module(new, len(modules), "Normalize", {}))
-
-    def move(source, target):
-        replace_file(Path(target), Path(source).rename)
-
-    shutil.copytree(new, folder, copy_function=move, dirs_exist_ok=True)
+        modules.append(("Normalize", {}, {}, {}))
+    entries = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
+    for number, (kind, config, tensors, stated) in enumerate(modules, 1):
+        path = f"{number}_{kind}"
+        entry = dict(idx=number, name=str(number), path=path, type=f"{MODULES}.{kind}")
+        entries.append(entry | stated)
+        (new / path).mkdir()
+        write_json(new / path / "config.json", config)
+        if tensors:
+            save_file(tensors, new / path / "model.safetensors")
+    for file in [path for path in new.rglob("*") if path.is_file()]:
+        target = folder / file.relative_to(new)
+        target.parent.mkdir(exist_ok=True)
+        replace_file(target, file.rename)
     shutil.rmtree(new)
-    write_json(folder / "modules.json", modules)
+    write_json(folder / "modules.json", entries)
 
 
-def save_stated_pooling(encoder, folder):
-    if isinstance(encoder.pooling, dict):  # sentence-transformers refuses a folder with this
-        entry = save_module(folder, 1, "LayerPooling", {})
-        return [entry | dict(type="sentence_distillation.LayerPooling", pooling=encoder.pooling)]
-    names = dict(cls="cls_token", mean="mean_tokens", lasttoken="lasttoken")
-    config = {f"pooling_mode_{key}": pooling == encoder.pooling for pooling, key in names.items()}
+def pooling_module(encoder, pooling):
+    """-> one of sentence-transformers' modules: kind, config, tensors, what modules.json adds."""
+    if isinstance(pooling, dict):  # sentence-transformers refuses a folder with this
+        refused = "sentence_distillation.LayerPooling"
+        return "LayerPooling", {}, {}, dict(type=refused, pooling=pooling)
+    config = {flag: mode == pooling for flag, mode in POOLING_MODES.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
-    return [save_module(folder, 1, "Pooling", config)]
-
-
-def save_module(folder, position, kind, config):
-    """Write one of sentence-transformers' modules -> its entry of modules.json."""
-    path = f"{position}_{kind}"
-    (folder / path).mkdir()
-    write_json(folder / path / "config.json", config)
-    return dict(idx=position, name=str(position), path=path, type=f"{MODULES}.{kind}")
+    return "Pooling", config, {}, {}
 
 
 # ---- Tokens, batches, sentences to vectors -------------------------------------------------------
@@ -1074,21 +1055,14 @@ def load_student(args, default="mean"):
         pooling, default = pooling or args.teacher_pooling, "mean"
     encoder = load_encoder(name, pooling, args.student_layers, default)
     encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
+    form = "this student cannot be saved and read again"
     if RANK == 0:  # in no other process does transformers write
-        read_back(encoder, name)
+        with tempfile.TemporaryDirectory() as folder, reading(name, form):
+            save_encoder(encoder, folder)
+            load_transformer(Path(folder))
     if args.student_layers and args.dropout is None:
         args.dropout = 0.0
     return set_dropout(encoder, args.dropout).to(args.device)
-
-
-def read_back(encoder, name):
-    """Save an encoder and load it again, before anything is trained. Raises DataError."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_encoder(encoder, folder)
-        try:
-            load_encoder(folder)
-        except DataError as error:
-            raise DataError(f"{name}: this student cannot be saved and read ({error})") from error
 
 
 def set_dropout(encoder, dropout):

@@ -120,12 +120,10 @@ def embed(encoder, input_ids, attention_mask):
 
 from functools import partial
 
-from safetensors.torch import save_file
-
 from common import MINILM, ArgumentParser, DataError, add_data_options, add_run_options, run_main
 from common import count, count_or_none, dropout_rate, positive
 from common import evaluation_sets, reading, training_sentences
-from common import load_encoder, save_encoder, save_module, set_dropout, spearman
+from common import load_encoder, pooling_module, save_encoder, set_dropout, spearman
 from common import Run, Tokens, autocast, average_gradients, gather, own_rows, step_seed
 
 
@@ -137,7 +135,7 @@ def train(encoder, tokens, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
     encoder.train()
-    save = partial(save_encoder, save_pooling=save_pooling)
+    save = partial(save_encoder, pooling=pooling_modules(encoder))
     run.begin("train", total, [encoder, scaler], optimizer, encoder, save)
     for step, rows in run.batches(tokens.lengths, args.batch_size, full=True):
         if run.stalled(step, args.patience * epoch_steps):
@@ -212,31 +210,26 @@ def check_training(encoder, sentences, args):
         raise DataError(f"{args.student}: without dropout both views are equal; give --dropout")
 
 
-def save_pooling(encoder, folder):
-    """Write encoder.pooling in sentence-transformers' layout -> entries of modules.json.
+def pooling_modules(encoder):
+    """encoder.pooling as modules of sentence-transformers, which save_encoder() writes.
 
-    The first entry states a pooling of other layers than the last for this project, too.
+    The first also states a pooling of other layers than the last for this project.
     """
-    config = encoder.model.config
-    is_cls = encoder.pooling == "cls"
-    tokens = dict(pooling_mode_cls_token=is_cls, pooling_mode_mean_tokens=not is_cls)
-    tokens["word_embedding_dimension"] = config.hidden_size
+    tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
     if encoder.pooling in ("cls", "avg"):
-        return [save_module(folder, 1, "Pooling", tokens)]
+        return [tokens]
+    config = encoder.model.config
     depth = config.num_hidden_layers
     positions = layer_positions(encoder.pooling, depth)
     join = POOLINGS[encoder.pooling].join
-    stated = dict(pooling=dict(layers=positions, join=join, skip_first_token=False))
+    stated = dict(layers=positions, join=join, skip_first_token=False)
     if join != "mean":
-        # sentence-transformers has no such module, and must not take a mean instead.
-        refused = dict(type="sentence_distillation.LayerPooling")
-        return [save_module(folder, 1, "LayerPooling", {}) | stated | refused]
+        return [pooling_module(encoder, stated)]
     layers = dict(embedding_dimension=config.hidden_size, num_hidden_layers=depth, layer_start=0)
-    average = save_module(folder, 1, "WeightedLayerPooling", layers)
     weights = torch.zeros(depth + 1)
     weights[positions] = 1 / len(positions)
-    save_file(dict(layer_weights=weights), folder / average["path"] / "model.safetensors")
-    return [average | stated, save_module(folder, 2, "Pooling", tokens)]
+    average = ("WeightedLayerPooling", layers, dict(layer_weights=weights), dict(pooling=stated))
+    return [average, tokens]
 
 
 def main():

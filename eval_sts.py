@@ -122,8 +122,7 @@ def main():
     score = translation_accuracy if args.translations else spearman
     rows = {}
     for name in args.models:
-        several = not args.student_layers
-        encoder = load_encoder(name, args.pooling, args.student_layers, several=several)
+        encoder = load_encoder(name, args.pooling, args.student_layers, several=True)
         encoder.to(args.device)
         encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
         with reading(name, "its pooling and dense heads must fit its transformer"):
