@@ -437,7 +437,7 @@ def read_settings(encoder, folder, transformer):
 def read_modules(folder, entries, default):
     """The entries of modules.json -> pooling (`default` if none is stated), heads, normalize.
 
-    Raises ValueError for modules, or an order, that would not be obeyed. No code of a pickle runs.
+    Raises ValueError for modules, or an order, that would not be obeyed.
     """
     if not entries[1:]:
         return default, [], False
@@ -453,16 +453,17 @@ def read_modules(folder, entries, default):
     is_known = isinstance(pooling, dict) or pooling in POOLING_MODES.values()
     if not is_known or config.get("include_prompt") is False:
         raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
-    dense = [folder / entry["path"] for entry in entries if entry["type"].endswith(".Dense")]
-    return pooling, [read_head(path) for path in dense], kinds.endswith("Normalize")
+    heads = [read_head(folder, entry) for entry in entries if entry["type"].endswith(".Dense")]
+    return pooling, heads, kinds.endswith("Normalize")
 
 
-def read_head(folder):
-    """sentence-transformers' Dense -> a head. Raises KeyError. No code of a pickle is run."""
-    config = read_json(folder / "config.json")
+def read_head(folder, entry):
+    """The entry of a Dense module -> linear, activation. No code of a pickle is run."""
+    place = folder / entry["path"]
+    config = read_json(place / "config.json")
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    weights = folder / "model.safetensors"
-    pickled = folder / "pytorch_model.bin"
+    weights = place / "model.safetensors"
+    pickled = place / "pytorch_model.bin"
     tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")
     nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
     return nn.Sequential(linear, getattr(nn, config["activation_function"].split(".")[-1])())
