@@ -413,7 +413,7 @@ def keep_layers(name, model, layers):
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[int(number)] for number in kept])
     model.config.num_hidden_layers = len(kept)
-    model.config.use_cache = False  # a decoder's, in which layers have their old numbers
+    model.config.use_cache = False  # in which the layers of a decoder have their old numbers
 
 
 def read_settings(encoder, folder, transformer):
