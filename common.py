@@ -159,7 +159,7 @@ def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
     def parse(text):
         first, second, score = columns(text, at, only=at == (0, 1, 2))
         if not score.endswith("score"):  # as the header does
-            return first, second, number(float, low, high)(score)
+            return first, second, number(float, low, high, score)
 
     form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
     return list(read_rows(path, parse, form))
@@ -189,7 +189,7 @@ def read_sts_year(folder):
     pairs = []
     for sentences in sorted(folder.glob("STS.input.*.txt")):
         gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
-        scores = read_rows(gold, lambda text: [text and gold_score(text)], form)
+        scores = read_rows(gold, lambda text: [text and number(float, 0, 5, text)], form)
         with reading(gold, form):
             rows = zip(read_rows(sentences, sides, form), scores, strict=True)
             pairs += [(*texts, score) for texts, [score] in rows if score != ""]
@@ -975,27 +975,22 @@ class ArgumentParser(argparse.ArgumentParser):
         return args
 
 
-def number(kind, low, high):
-    """A type of arguments and scores: int or float, from `low` to `high`."""
-
-    def read(text):
+def number(kind, low, high, text):
+    """-> an int or float from `low` to `high`. Raises ArgumentTypeError, also for NaN."""
+    with contextlib.suppress(ValueError):
         value = kind(text)
-        if not low <= value <= high:  # true for NaN
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-        return value
-
-    read.__name__ = kind.__name__  # for argparse's own error
-    return read
+        if low <= value <= high:
+            return value
+    form = f"is not a number ({kind.__name__}) from {low:g} to {high:g}"
+    raise argparse.ArgumentTypeError(f"{text!r} {form}")
 
 
-count = number(int, 1, 10**9)
-count_or_none = number(int, 0, 10**9)
-length = number(int, 3, 10**6)  # tokens: [CLS], one of the text, [SEP]
-positive = number(float, 1e-9, 1e9)
-weight = number(float, 0, 1e9)
-fraction = number(float, 0, 1)
-dropout_rate = number(float, 0, 0.99)
-gold_score = number(float, 0, 5)  # of a file of pairs
+count = partial(number, int, 1, 10**9)
+count_or_none = partial(number, int, 0, 10**9)
+positive = partial(number, float, 1e-9, 1e9)
+weight = partial(number, float, 0, 1e9)
+fraction = partial(number, float, 0, 1)
+dropout_rate = partial(number, float, 0, 0.99)
 
 
 def add_model_options(parser, teacher, pooling="mean"):
@@ -1031,13 +1026,14 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
     longest = is_default if max_length else "(default: 64; 128 for --objective kd)"
     cut = f"maximum tokens of a training text; longer texts are cut {longest}"
+    length = partial(number, int, 3, 10**6)  # [CLS], one token of the text, [SEP]
     add("--max-length", type=length, default=max_length, help=cut)
     steps = is_default if eval_steps else "(default: an epoch)"
     evaluation = f"steps between dev scores, and checkpoints {steps}"
     add("--eval-steps", type=count, default=eval_steps, help=evaluation)
     idle = "epochs without a better dev score that end a stage, in ckd.py the first"
     add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: none {is_default}")
-    add("--seed", type=number(int, 0, 2**32 - 1), default=0, help=is_default)
+    add("--seed", type=count_or_none, default=0, help=is_default)
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
     cuda = torch.cuda.is_available()
     devices = ("cuda", "cpu") if cuda else ("cpu",)

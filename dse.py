@@ -148,7 +148,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from common import ArgumentParser, DataError, add_run_options, run_main
 from common import count, dropout_rate, fraction, positive
-from common import gold_score, read_rows, reading, replace_file, resolve
+from common import number, read_rows, reading, replace_file, resolve
 from common import load_encoder, save_encoder, set_dropout
 from common import encode, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
@@ -408,7 +408,7 @@ def parse(header, columns, classes, task, text):
     if not first or not second:
         raise ValueError("a sentence is empty or missing")
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return first, second, classes.index(label) if classes else gold_score(label)
+    return first, second, classes.index(label) if classes else number(float, 0, 5, label)
 
 
 # ---- Command line --------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 
 from common import POOLINGS, RANK, ArgumentParser, reading, run_main, table
-from common import number
 from common import columns, read_rows, read_scored_pairs, read_sts, write_json, refuse_overwriting
 from common import resolve
 from common import load_encoder
@@ -101,7 +100,7 @@ def parse_args():
     add_one("--sets", type=lambda text: text.split(","), help="of the test sets, as in STS12,STS-B")
     add_one("--pairs", action="append", metavar="FILE", help="scored pairs (TSV); repeat for more")
     add_one("--translations", metavar="FILE", help="TSV: accuracy of nearest neighbors, both ways")
-    limits = dict(nargs=2, type=number(float, -1e9, 1e9), metavar=("LOW", "HIGH"), default=(0, 5))
+    limits = dict(nargs=2, type=float, metavar=("LOW", "HIGH"), default=(0, 5))
     add("--score-range", help="of the scores in --pairs (default: 0 5)", **limits)
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")

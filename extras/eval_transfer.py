@@ -15,6 +15,7 @@ are SentEval's own. On CR, another order moves the score by half a point.
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -211,7 +212,7 @@ def parse_args():
     some = f"some of {','.join(TASKS)} (default: all)"
     add("--tasks", type=lambda text: text.split(","), default=TASKS, help=some)
     fast = "SentEval's fast setting has 5 (default: %(default)s)"
-    add("--folds", type=number(int, 2, 100), default=10, help=fast)
+    add("--folds", type=partial(number, int, 2, 100), default=10, help=fast)
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")

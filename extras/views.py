@@ -23,7 +23,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from common import ArgumentParser, DataError, number, reading, run_main
+from common import ArgumentParser, DataError, count_or_none, reading, run_main
 from common import load_encoder, read_rows, replace_file, resolve, training_sentences
 
 CROP_RATE = 0.1  # Table 6
@@ -162,7 +162,7 @@ def parse_args():
     add("--wordnet", default="/usr/share/wordnet", help=folder)
     model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"
     add("--masked-lm", default="bert-base-uncased", help=model)
-    add("--seed", type=number(int, 0, 2**32 - 1), default=0, help="(default: %(default)s)")
+    add("--seed", type=count_or_none, default=0, help="(default: %(default)s)")
     return parser.parse_args()
 
 

@@ -205,7 +205,6 @@ def test_a_table_has_blanks_where_a_row_has_no_number():
 NUMBERS = {  # a good one, then bad ones
     "count": "1 0 -4 1.5 nan 999999999999",
     "count_or_none": "0 -1 x",
-    "length": "3 2 999999999999",
     "positive": "1e-5 0 inf nan -1 1e300",
     "weight": "0 -0.1 inf nan",
     "fraction": "1 1.1 -0.1 nan",
