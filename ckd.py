@@ -188,7 +188,7 @@ def build_projection(encoder, sentences, targets, args):
         wanted = args.projection or targets.shape[1] != encoder.dimension
         return projection if wanted else nn.Identity(), None
     rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
-    own = encode(embed, encoder, [sentences[row] for row in rows], title="alignment")
+    own = encode(embed, encoder, [sentences[row] for row in rows])
     matrix, length = align(targets[rows], own, args.device)
     if args.objective == "kd":
         return nn.Identity(), (matrix, length)

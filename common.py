@@ -42,6 +42,7 @@ LOG_STEPS = 25  # steps between two lines of metrics.jsonl
 DEMO = Path(__file__).parent / "demo"
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
+BAR = dict(mininterval=1, disable=RANK > 0)  # of all progress bars; seconds
 
 # ---- Errors --------------------------------------------------------------------------------------
 
@@ -584,11 +585,11 @@ def autocast(device, precision):
 
 
 @torch.no_grad()
-def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", array=np.empty):
+def encode(embed, encoder, texts, max_length=None, precision="fp32", array=np.empty):
     """n texts -> float32 array [n, D], without dropout, the longest texts first.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
-    array(shape=..., dtype=...) makes the array; None: this process keeps nothing.
+    array(shape, dtype) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
     rest = np.argsort(-tokens.lengths, kind="stable")
@@ -596,7 +597,7 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32", title="", a
     training = encoder.training
     encoder.eval()
     vectors = None
-    with progress(title, len(rest), unit=" texts", leave=False) as bar:
+    with tqdm(total=len(rest), unit=" texts", leave=False, delay=1, **BAR) as bar:
         while len(rest) > 0:
             size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
             rows, rest = np.split(rest, [size * WORLD_SIZE])
@@ -623,7 +624,7 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     settings = [what, precision, teacher.pooling, teacher.normalize]
     key = fingerprint([model, settings, tokens.ids, tokens.starts])
     path = cache_folder() / f"teacher-{key[:32]}.npy"
-    compute = partial(encode, embed, teacher, texts, max_length, precision, "teacher")
+    compute = partial(encode, embed, teacher, texts, max_length, precision)
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
             replace_file(path, lambda new: compute(partial(new_array, new)))
@@ -740,12 +741,6 @@ def note(text):
         print(text, file=sys.stderr)
 
 
-def progress(title, total, **options):
-    """A progress bar of process 0: ten updates a second on a terminal, two a minute in a file."""
-    options |= dict(mininterval=0.1 if sys.stderr.isatty() else 30)
-    return tqdm(desc=title, total=total, disable=RANK > 0 or not title, **options)
-
-
 # ---- The folder of a run -------------------------------------------------------------------------
 
 PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
@@ -826,7 +821,7 @@ class Run:
         else:
             self.state.update(stage=stage, best=-math.inf)
             self.evaluate(0)
-        self.bar = progress(stage, total, initial=self.state["step"], unit="step")
+        self.bar = tqdm(desc=stage, total=total, initial=self.state["step"], unit="step", **BAR)
         self.rows, self.clock = 0, time.perf_counter()
 
     def batches(self, lengths, batch_size, full=False):

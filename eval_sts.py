@@ -11,7 +11,6 @@ name on the Hugging Face Hub, pooled as its folder states, unless --pooling repl
   python eval_sts.py runs/congen --translations en-de.tsv
 """
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +56,7 @@ def embed(encoder, input_ids, attention_mask):
     return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
-def translation_accuracy(embed, encoder, pairs, encode):
+def translation_accuracy(embed, encoder, pairs):
     """How many texts, in percent, have their own translation as nearest neighbor by cosine.
 
     pairs: n of [text, translation]. Returns {"1 -> 2": 0 to 100, "2 -> 1": 0 to 100}. Where a
@@ -125,7 +124,7 @@ def main():
         encoder.to(args.device)
         encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
         with reading(name, "its pooling and dense heads must fit its transformer"):
-            rows[name] = score(embed, encoder, data, partial(encode, title=name))
+            rows[name] = score(embed, encoder, data)
     if RANK == 0:
         print(table(rows))
     if RANK == 0 and args.json:

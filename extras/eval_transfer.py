@@ -25,8 +25,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
+from tqdm import tqdm
 
-from common import POOLINGS, ArgumentParser, DataError, number, progress, reading, run_main, table
+from common import POOLINGS, ArgumentParser, DataError, number, reading, run_main, table
 from common import refuse_overwriting, resolve, write_json
 from common import encode, load_encoder
 from eval_sts import embed
@@ -192,13 +193,11 @@ def score_model(name, encoder, tasks, folds):
     """-> {task: percent}, and "avg" if all tasks are there. tasks {task: {split: Split}}."""
     splits = [split for task in tasks.values() for split in task.values()]
     texts = sorted({text for split in splits for text in (*split.first, *split.second)} - {""})
-    vector = dict(zip(texts, encode(embed, encoder, texts, title=name)))
+    vector = dict(zip(texts, encode(embed, encoder, texts)))
     scores = {}
-    with progress(f"{name}: classifiers", len(tasks), leave=False) as bar:
-        for task in tasks:
-            with threadpool_limits(1):  # on matrices of this size ten times as fast as two threads
-                scores |= score(task, tasks[task], vector, folds)
-            bar.update()
+    for task in tqdm(tasks, f"{name}: classifiers", leave=False):
+        with threadpool_limits(1):  # on matrices of this size ten times as fast as two threads
+            scores |= score(task, tasks[task], vector, folds)
     if set(TASKS) <= set(scores):
         scores["avg"] = float(np.mean([scores[task] for task in TASKS]))
     return scores
