@@ -147,7 +147,7 @@ import numpy as np
 from common import ArgumentParser, DataError, count, count_or_none, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_triplets, resolve, training_sentences
-from common import encode, load_student, load_teacher, spearman, teacher_embeddings
+from common import encode, load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
@@ -340,7 +340,7 @@ def main():
     teacher, sentences, triplets = None, [], []
     if args.stage != "finetune":
         sentences = training_sentences(args.train)
-        teacher = load_teacher(args)
+        teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
         choose_queue_size(args, len(sentences))
     if args.stage != "distill":
         triplets = read_triplets(resolve(args.triplets))

@@ -563,11 +563,10 @@ def batches(lengths, batch_size, seed, shuffle=False, full=False):
     for epoch in itertools.count():
         random = np.random.default_rng([seed, epoch])
         order = random.permutation(len(lengths))
-        for start in range(0, len(order), window):
-            rows = order[start : start + window]
+        for rows in np.split(order, range(window, len(order), window)):
             if not shuffle:
                 rows = rows[np.argsort(lengths[rows], kind="stable")]
-            cut = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+            cut = np.split(rows, range(batch_size, len(rows), batch_size))
             for i in random.permutation(len(cut)):
                 if len(cut[i]) == batch_size or not full:
                     yield cut[i]
@@ -616,7 +615,7 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32", array=np.em
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", what=""):
     """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
 
-    A file of the cache, named by a hash of weights, settings and texts. what: embed() returns, if
+    A file of the cache, named by a hash of weights, settings and tokens. what: embed() returns, if
     it is not the embedding that the teacher's settings describe.
     """
     tokens = Tokens(teacher, texts, max_length)
@@ -713,9 +712,8 @@ def gather(own, total):
     """
     if WORLD_SIZE == 1:
         return own
-    own = own.contiguous()
-    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, own.detach())
+    parts = [own.new_empty(own.shape) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, own.detach().contiguous())
     if own.requires_grad:
         own.register_hook(lambda gradient: WORLD_SIZE * gradient)
     parts[RANK] = own
@@ -994,13 +992,11 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
     add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    stated = "default: what its folder states, else"
-    cut = "if cut from the teacher, the teacher's"
-    add("--pooling", choices=POOLINGS, help=f"of the student ({stated} {pooling}; {cut})")
-    add("--teacher-pooling", choices=POOLINGS, help=f"of the teacher ({stated} mean)")
-    add("--prompt", help="text before each text of the student (default: what its folder states)")
-    own = "default: 0 for a student cut to --student-layers, else its own"
-    add("--dropout", type=dropout_rate, help=f"of the student ({own})")
+    own = f"default: the teacher's if cut from it, else its folder's, else {pooling}"
+    add("--pooling", choices=POOLINGS, help=f"of the student ({own})")
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    add("--prompt", help="text before each text of the student (default: its folder's)")
+    add("--dropout", type=dropout_rate, help="of the student (default: its own; 0 if it is cut)")
 
 
 def add_data_options(parser, train):
@@ -1019,19 +1015,17 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     is_default = "(default: %(default)s)"
     add("--output", default=output, help=f"becomes the best student's folder {is_default}")
     add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
-    longest = is_default if max_length else "(default: 64; 128 for --objective kd)"
-    cut = f"maximum tokens of a training text; longer texts are cut {longest}"
-    length = partial(number, int, 3, 10**6)  # [CLS], one token of the text, [SEP]
-    add("--max-length", type=length, default=max_length, help=cut)
-    steps = is_default if eval_steps else "(default: an epoch)"
-    evaluation = f"steps between dev scores, and checkpoints {steps}"
-    add("--eval-steps", type=count, default=eval_steps, help=evaluation)
+    tokens = partial(number, int, 3, 10**6)  # [CLS], one of the text, [SEP]
+    longest = max_length or "64; 128 for --objective kd"
+    cut = f"of a training text in tokens; the rest is cut (default: {longest})"
+    add("--max-length", type=tokens, default=max_length, help=cut)
+    steps = f"steps between dev scores, and checkpoints (default: {eval_steps or 'an epoch'})"
+    add("--eval-steps", type=count, default=eval_steps, help=steps)
     idle = "epochs without a better dev score that end a stage, in ckd.py the first"
     add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: none {is_default}")
     add("--seed", type=count_or_none, default=0, help=is_default)
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
-    cuda = torch.cuda.is_available()
-    devices = ("cuda", "cpu") if cuda else ("cpu",)
+    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help=is_default)
     passes = "of the forward passes (default: bf16 on a GPU that computes with it, else fp32)"
     add("--precision", choices=precisions, help=passes)
@@ -1066,11 +1060,6 @@ def set_dropout(encoder, dropout):
         if isinstance(module, nn.Dropout):
             module.p = dropout
     return encoder
-
-
-def load_teacher(args):
-    """The frozen encoder that --teacher describes, in eval mode. Raises DataError."""
-    return load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
 
 
 def training_sentences(name):

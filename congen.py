@@ -139,7 +139,7 @@ import numpy as np
 from common import ArgumentParser, DataError, count, fraction, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
 from common import columns, read_rows, evaluation_sets, training_sentences
-from common import load_student, load_teacher, spearman, teacher_embeddings
+from common import load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
@@ -309,7 +309,7 @@ def main():
     score = partial(spearman, embed, sets=sets)
     encoder = load_student(args)
     views = read_views(args)
-    teacher = load_teacher(args)
+    teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
     choose_settings(args, encoder, len(views.first))
 
     run.start(score, sets["dev"], train=views, teacher=teacher)

@@ -153,7 +153,7 @@ import numpy as np
 from common import DEMO, ArgumentParser, DataError, count, number, positive, run_main, weight
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_triplets, resolve, training_sentences
-from common import encode, load_student, load_teacher, spearman, teacher_embeddings
+from common import encode, load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, own_rows
 from common import step_seed, to_device
 
@@ -393,8 +393,9 @@ def main():
     args = parse_args()
     run = Run(args)
     encoder = load_student(args)
-    needs_teacher = args.stage != "finetune" or args.task == "dr"  # where it mines negatives
-    teacher = load_teacher(args) if needs_teacher else None
+    teacher = None
+    if args.stage != "finetune" or args.task == "dr":  # where it mines negatives
+        teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
     task = TASKS[args.task](teacher, args)
     heads = len(encoder.heads) + (args.keep_mapping and args.stage != "finetune")
 

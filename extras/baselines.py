@@ -313,7 +313,7 @@ def main():
     millions = sum(value.numel() for value in encoder.parameters()) / 1e6
     args.lr = args.lr or PEAKS[paper](millions)
     views = congen.read_views(args)
-    teacher = common.load_teacher(args)
+    teacher = common.load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
     check_settings(args, encoder, teacher, len(views.first))
 
     run.start(score, sets["dev"], train=views, teacher=teacher)
