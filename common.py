@@ -535,7 +535,7 @@ class Tokens:
         rows = []
         for start in range(0, len(texts), 10_000):
             part = list(texts[start : start + 10_000])
-            ids = encoder.tokenizer(part, truncation=True, max_length=limit)["input_ids"]
+            ids = encoder.tokenizer(part, truncation=True, max_length=limit).input_ids
             rows += [np.array(row, np.int32) for row in ids]
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
@@ -554,10 +554,9 @@ class Tokens:
 def batches(lengths, batch_size, seed, shuffle=False, full=False):
     """Yield the row numbers [N] of each batch, epoch after epoch, without end.
 
-    The order of an epoch depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they
-    are sorted by length within windows of 100 batches, so that a batch needs little padding; then
-    the batches of a window are shuffled. lengths [n]: the tokens of each row. full: an epoch's last
-    batch is left out if it has less than batch_size rows.
+    An epoch's order depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they are
+    sorted by length, for less padding, within windows of 100 batches; a window's batches are
+    shuffled. lengths [n]: in tokens. full: leave out an epoch's last batch if it is not full.
     """
     window = 100 * batch_size
     for epoch in itertools.count():
@@ -654,9 +653,9 @@ def fingerprint(content):
     """A hash of an array, of a model's weights, or of a list of texts, numbers and such."""
     if isinstance(content, nn.Module):
         content = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
-    is_array = isinstance(content, np.ndarray)
-    data = content if is_array else json.dumps(content, default=fingerprint).encode()
-    return hashlib.sha256(data).hexdigest()
+    if not isinstance(content, np.ndarray):
+        content = json.dumps(content, default=fingerprint).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -707,8 +706,8 @@ def own_rows(rows):
 def gather(own, total):
     """What each process has of its own_rows(), [n, ...] -> that of all processes, [total, ...].
 
-    Backward sums the gradients of all processes, which are equal, as all compute the same loss, so
-    that average_gradients() gives the gradients of a single process.
+    Backward gives each the sum of their gradients, which are equal, since all compute the same
+    loss; with average_gradients(), they are those of a single process.
     """
     if WORLD_SIZE == 1:
         return own
