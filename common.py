@@ -1001,8 +1001,7 @@ def add_model_options(parser, teacher, pooling="mean"):
 def add_data_options(parser, train):
     """--train, --dev, --senteval, --skip-test."""
     add = parser.add_argument_group("data").add_argument
-    sentences = "sentences, one per line, or triplets (.csv), whose texts are sentences"
-    add("--train", default=train, help=f"{sentences} (default: %(default)s)")
+    add("--train", default=train, help="sentences, or a .csv of triplets (default: %(default)s)")
     add("--dev", help="scored pairs (TSV), which choose the best student (default: STS-B dev)")
     add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
     add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
@@ -1026,8 +1025,7 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help=is_default)
-    passes = "of the forward passes (default: bf16 on a GPU that computes with it, else fp32)"
-    add("--precision", choices=precisions, help=passes)
+    add("--precision", choices=precisions, help="of forward passes (default: bf16 if a GPU has it)")
     add("--resume", action="store_true", help="continue the run in --output, or begin it")
     add("--overwrite", action="store_true", help="delete the run in --output and begin again")
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
