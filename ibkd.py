@@ -123,25 +123,20 @@ def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
     return x.float(), s
 
 
-class Student(nn.Module):
-    """An encoder, which makes S, and a linear map of S, which starts as the identity if it can.
+def add_mapping(encoder, dimension, keep):
+    """A linear map of S to [N, dimension], which starts as the identity if it can; None: no map.
 
-    It is W of section 3.1 in stage 1, W_proj of eq. 11 in stage 2, where S' = W_proj S. dimension:
-    of what it returns; None for no map. keep: it becomes the last of the encoder's heads.
+    It is W of section 3.1 in stage 1, W_proj of eq. 11 in stage 2, where S' = W_proj S. keep: it
+    becomes the last of the encoder's heads, so that scores and the saved student are those of S'.
     """
-
-    def __init__(self, encoder, dimension, keep):
-        super().__init__()
-        self.encoder = encoder
-        self.heads = len(encoder.heads)  # those that make S
-        self.mapping = nn.Identity()
-        if dimension is None:
-            return
-        self.mapping = nn.Linear(encoder.dimension, dimension, bias=False)
-        if dimension == encoder.dimension:
-            nn.init.eye_(self.mapping.weight)
-        if keep:
-            encoder.heads.append(nn.Sequential(self.mapping, nn.Identity()))
+    if dimension is None:
+        return nn.Identity()
+    mapping = nn.Linear(encoder.dimension, dimension, bias=False)
+    if dimension == encoder.dimension:
+        nn.init.eye_(mapping.weight)
+    if keep:
+        encoder.heads.append(nn.Sequential(mapping, nn.Identity()))
+    return mapping
 
 
 # ---- Training ------------------------------------------------------------------------------------
@@ -160,13 +155,6 @@ from common import step_seed, to_device
 PART = 32  # positives and hard negatives in a forward pass
 
 
-def dependence(x, s, args):
-    """HSIC(X, S) of eq. 8 and 9 by --kernel. x [l, H], s [l, D]. Returns a scalar."""
-    gram_x = gram_matrix(x, args.kernel, args.gamma)
-    gram_s = gram_matrix(s, args.kernel, args.gamma)
-    return hsic(gram_x, gram_s)
-
-
 def distill(encoder, texts, targets, run, args):
     """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
 
@@ -176,7 +164,9 @@ def distill(encoder, texts, targets, run, args):
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W starts at random
-    student = Student(encoder, targets.shape[1], args.keep_mapping).to(args.device)
+    heads = len(encoder.heads)  # that make S
+    mapping = add_mapping(encoder, targets.shape[1], args.keep_mapping).to(args.device)
+    student = nn.ModuleList([encoder, mapping])
     epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
@@ -189,11 +179,13 @@ def distill(encoder, texts, targets, run, args):
         optimizer.param_groups[0]["lr"] = args.lr * (total + 1 - step) / total
         inputs = tokens.batch(own_rows(rows), args.device)
         with autocast(args.device, args.precision):
-            own = embed(encoder, *inputs, True, student.heads)  # [n, H], [n, D]
+            own = embed(encoder, *inputs, True, heads)  # [n, H], [n, D]
         x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T]
-        contrast = info_nce(student.mapping(s), target, args.temperature)
-        bottleneck = args.beta1 * dependence(x, s, args)
+        contrast = info_nce(mapping(s), target, args.temperature)
+        gram_x = gram_matrix(x, args.kernel, args.gamma)
+        gram_s = gram_matrix(s, args.kernel, args.gamma)
+        bottleneck = args.beta1 * hsic(gram_x, gram_s)
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
@@ -205,14 +197,14 @@ def distill(encoder, texts, targets, run, args):
             run.evaluate(step)
 
 
-def embed_in_parts(student, tokens, rows, device):
+def embed_in_parts(encoder, tokens, rows, heads, device):
     """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
     order = np.argsort(tokens.lengths[rows], kind="stable")
-    parts = np.array_split(rows[order], math.ceil(len(rows) / PART))
-    s = [
-        embed(student.encoder, *tokens.batch(part, device), False, student.heads) for part in parts
-    ]
-    return torch.cat(s)[to_device(np.argsort(order), device)]
+    s = []
+    for part in np.array_split(rows[order], math.ceil(len(rows) / PART)):
+        s.append(embed(encoder, *tokens.batch(part, device), False, heads))
+    back = np.argsort(order)
+    return torch.cat(s)[to_device(back, device)]
 
 
 def finetune(encoder, texts, labels, run, args):
@@ -223,7 +215,9 @@ def finetune(encoder, texts, labels, run, args):
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W_proj starts at random
-    student = Student(encoder, args.dim, keep=True).to(args.device)
+    heads = len(encoder.heads)  # that make S
+    mapping = add_mapping(encoder, args.dim, keep=True).to(args.device)
+    student = nn.ModuleList([encoder, mapping])
     lengths = tokens.lengths[labels[:, 0]]
     size = args.finetune_batch_size
     epoch_steps, total = run.count_steps(len(labels), size, args.finetune_epochs)
@@ -240,20 +234,17 @@ def finetune(encoder, texts, labels, run, args):
         others = np.concatenate([own[:, 1], own[:, 2:].ravel()])  # n positives, n K negatives
         inputs = tokens.batch(own[:, 0], args.device)
         with autocast(args.device, args.precision):
-            x, s = embed(encoder, *inputs, True, student.heads)  # [n, H], [n, D]
-            s_others = embed_in_parts(student, tokens, others, args.device)
-        positive, negatives = s_others.tensor_split([len(own)])
-        negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D]
-        x, s, positive, negatives = [
-            gather(part, len(rows)) for part in (x, s, positive, negatives)
-        ]  # of all processes
-        anchor = student.mapping(s)  # S' [N, D']
-        mapped = student.mapping(torch.cat([positive, negatives.flatten(0, 1)]))
-        positive, negatives = mapped.tensor_split([len(rows)])
-        negatives = negatives.unflatten(0, (len(rows), -1))  # [N, K, D']
+            x, s = embed(encoder, *inputs, True, heads)  # of the anchors [n, H], [n, D]
+            s_others = embed_in_parts(encoder, tokens, others, heads, args.device)
+        positive, negatives = mapping(s_others).tensor_split([len(own)])  # S'
+        negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D']
+        parts = (x, s, positive, negatives)
+        x, s, positive, negatives = [gather(part, len(rows)) for part in parts]  # [N, ...]
         tau = args.finetune_temperature
-        contrast = supervised_info_nce(anchor, positive, negatives, tau, args.batch_negatives)
-        bottleneck = args.beta2 * dependence(x, s, args)
+        contrast = supervised_info_nce(mapping(s), positive, negatives, tau, args.batch_negatives)
+        gram_x = gram_matrix(x, args.kernel, args.gamma)
+        gram_s = gram_matrix(s, args.kernel, args.gamma)
+        bottleneck = args.beta2 * hsic(gram_x, gram_s)
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
