@@ -18,8 +18,7 @@ The IBKD paper's 6,980 queries of MS MARCO are --split dev; --split test has tho
 
 import json
 import math
-from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,26 +33,23 @@ METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
 SCORES = 20_000_000  # of queries and passages in memory
 DEV_PASSAGES = 100_000
-DISCOUNTS = np.log2(range(2, 12))  # DCG@10 is the sum over ranks of gain / log2(rank + 1)
-LEFT_OUT = -1  # the score of the passage with a query's own id
+DISCOUNTS = np.log2(range(2, 12))  # of ranks 1 to 10
+LEFT_OUT = 0  # the score of the passage with a query's own id
 
 # ---- BEIR folders --------------------------------------------------------------------------------
 
 
 def find(beir, name):
     """A file of a BEIR folder or of a data set on the Hub -> Path. Raises DataError."""
+    if not Path(beir).exists():
+        folder, _, file = name.rpartition("/")
+        return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
     path, gzipped = Path(beir, name), Path(beir, f"{name}.gz")
-    if Path(beir).exists():
-        return gzipped if gzipped.exists() and not path.exists() else path
-    folder, _, file = name.rpartition("/")
-    return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
+    return gzipped if gzipped.exists() and not path.exists() else path
 
 
 def read_texts(beir, name):
-    """Yield (id, text) of each line of corpus.jsonl or queries.jsonl. A title is part of the text.
-
-    Raises DataError, also for an id that is used twice.
-    """
+    """Yield (id, title and text) of each line of a .jsonl file. DataError, also for an id twice."""
     seen = set()
 
     def parse(line):
@@ -82,9 +78,8 @@ def read_split(beir, split, numbers=None):
 
     def parse(line):
         query, passage, score = columns(line, (0, 1, 2))
-        if score == "score":  # the header
-            return None
-        return query, known[query], numbers[passage], int(score)
+        if score != "score":  # as in the header
+            return query, known[query], numbers[passage], int(score)
 
     path = find(beir, f"qrels/{split}.tsv")
     form = "a line is query-id, corpus-id, score, with tabs; the .jsonl files must have both ids"
@@ -99,83 +94,6 @@ def read_split(beir, split, numbers=None):
         if query in numbers:
             scores.setdefault(numbers[query], LEFT_OUT)
     return [text for _, text in answers], list(answers.values())
-
-
-# ---- Search --------------------------------------------------------------------------------------
-
-
-def embed(encoder, input_ids, attention_mask):
-    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
-    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
-    if encoder.pooling == "cls":
-        pooled = states[:, 0]
-    elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
-        pooled = states[torch.arange(len(states), device=states.device), last]
-    else:
-        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-    embedding = encoder.heads(pooled).float()  # [N, D]
-    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
-
-
-def comparable(vectors, similarity, device):
-    """Array [n, D] -> tensor [n, D] whose inner products are the similarity, cosine or dot."""
-    tensor = torch.from_numpy(np.array(vectors)).to(device)
-    return F.normalize(tensor, dim=1) if similarity == "cosine" else tensor
-
-
-def search(queries, chunks, depth):
-    """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
-
-    queries [Q, D] and chunks, tensors [n, D] with the passages in their order, are comparable().
-    Passages with the same score rank in the order of the corpus; if the depth cuts through them,
-    any of them may be left out.
-    """
-    best = queries.new_empty(len(queries), 0)  # scores
-    numbers = best.long()  # of their passages
-    start = 0
-    size = SCORES // len(queries) + 1
-    for passages in chain.from_iterable(chunk.split(size) for chunk in chunks):
-        scores = queries @ passages.T  # [Q, n]
-        found = scores.topk(min(depth, len(passages))).indices.sort().values  # in corpus order
-        best = torch.cat([best, scores.gather(1, found)], dim=1)
-        numbers = torch.cat([numbers, start + found], dim=1)
-        order = best.argsort(dim=1, descending=True, stable=True)[:, :depth]
-        best, numbers = best.gather(1, order), numbers.gather(1, order)
-        start += len(passages)
-    return numbers.tolist()
-
-
-def metrics(found, answers):
-    """Q rankings of passage numbers, Q times {passage number: score} -> {metric: 0 to 100}."""
-    rows = []
-    for ranking, scores in zip(found, answers):
-        gains = [scores.get(number, 0) for number in ranking if scores.get(number) != LEFT_OUT]
-        ideal = sorted((score for score in scores.values() if score != LEFT_OUT), reverse=True)
-        ranks = [rank for rank, gain in enumerate(gains[:10], 1) if gain > 0]
-        recalls = [np.count_nonzero(gains[:depth]) / len(ideal) for depth in (10, 100, 1000)]
-        dcg, most = [sum(g / d for g, d in zip(row, DISCOUNTS)) for row in (gains, ideal)]
-        rows.append([1 / ranks[0] if ranks else 0.0, dcg / most, *recalls])
-    return dict(zip(METRICS, (100 * np.sum(rows, axis=0) / len(rows)).tolist()))
-
-
-def evaluate(split, corpus, encoders, similarity, device, depth=1000):
-    """Encode, search, score -> metrics().
-
-    split: what read_split() returns; corpus: yields (name, text) of each passage; encoders: two
-    functions from n texts to an array [n, D], for queries and passages.
-    """
-    queries, answers = split
-    encode_queries, encode_passages = encoders
-    queries = comparable(encode_queries(queries), similarity, device)
-    texts = (text for _, text in corpus)
-    chunks = iter(lambda: list(islice(texts, CHUNK)), [])  # until one is empty
-    chunks = (comparable(encode_passages(chunk), similarity, device) for chunk in chunks)
-    return metrics(search(queries, chunks, depth + 1), answers)
-
-
-# ---- Training data, of ibkd.py -------------------------------------------------------------------
 
 
 def read_training(beir, dev_queries):
@@ -196,12 +114,57 @@ def read_training(beir, dev_queries):
     is_dev = slice(interval - 1, None, interval)
     dev, dev_answers = queries[is_dev], answers[is_dev]
     del queries[is_dev], answers[is_dev]
-    positives = {n for row in dev_answers for n, score in row.items() if score != LEFT_OUT}
-    searched = sorted(positives.union(range(min(DEV_PASSAGES, len(passages)))))
+    searched = sorted(set(range(len(passages))[:DEV_PASSAGES]).union(*dev_answers))
     place = {number: position for position, number in enumerate(searched)}
-    placed = [{place[n]: score for n, score in row.items() if n in place} for row in dev_answers]
+    placed = [{place[number]: score for number, score in row.items()} for row in dev_answers]
     corpus = [(number, passages[number]) for number in searched]
-    return passages, queries, answers, ((dev, placed), corpus)
+    return passages, queries, answers, (dev, placed, corpus)
+
+
+# ---- Search --------------------------------------------------------------------------------------
+
+
+def embed(encoder, input_ids, attention_mask):
+    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
+    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    if encoder.pooling == "cls":
+        pooled = states[:, 0]
+    elif encoder.pooling == "lasttoken":
+        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        pooled = states[torch.arange(len(states), device=states.device), last]
+    else:
+        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+    embedding = encoder.heads(pooled).float()  # [N, D]
+    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
+
+
+def search(queries, chunks, depth, similarity, device):
+    """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
+
+    queries: array [Q, D]; chunks: arrays [n, D] with the passages in their order. Passages with the
+    same score rank in this order; if the depth cuts through them, any of them may be left out.
+    """
+
+    def comparable(vectors):
+        tensor = torch.from_numpy(np.array(vectors)).to(device)
+        return F.normalize(tensor, dim=1) if similarity == "cosine" else tensor
+
+    queries = comparable(queries)
+    best = queries.new_empty(len(queries), 0)  # scores
+    numbers = best.long()  # of their passages
+    start = 0
+    for chunk in chunks:
+        for passages in comparable(chunk).split(SCORES // len(queries) + 1):
+            scores = queries @ passages.T  # [Q, n]
+            found = scores.topk(min(depth, len(passages))).indices.sort().values  # in their order
+            best = torch.cat([best, scores.gather(1, found)], dim=1)
+            numbers = torch.cat([numbers, start + found], dim=1)
+            order = best.argsort(dim=1, descending=True, stable=True)[:, :depth]
+            best = best.gather(1, order)
+            numbers = numbers.gather(1, order)
+            start += len(passages)
+    return numbers.tolist()
 
 
 def training_rows(vectors, answers, count, similarity, device):
@@ -215,14 +178,49 @@ def training_rows(vectors, answers, count, similarity, device):
     passages, queries = np.split(vectors, [-len(answers)])
     if len(passages) < depth:
         raise DataError(f"{len(passages)} passages are too few for {count} hard negatives")
-    starts = range(0, len(passages), CHUNK)
-    chunks = (comparable(passages[i : i + CHUNK], similarity, device) for i in starts)
-    found = search(comparable(queries, similarity, device), chunks, depth)
+    chunks = np.array_split(passages, len(passages) // CHUNK + 1)
+    found = search(queries, chunks, depth, similarity, device)
     rows = []
     for query, (ranking, scores) in enumerate(zip(found, answers), len(passages)):
         negatives = [number for number in ranking if number not in scores][:count]
-        rows += [(query, n, *negatives) for n, score in scores.items() if score != LEFT_OUT]
+        positives = [number for number, score in scores.items() if score != LEFT_OUT]
+        rows += [(query, positive, *negatives) for positive in positives]
     return np.array(rows)
+
+
+def dcg(gains):
+    """Discounted cumulative gain at 10: the sum over ranks of gain / log2(rank + 1)."""
+    return sum(gain / discount for gain, discount in zip(gains, DISCOUNTS))
+
+
+def metrics(found, answers):
+    """Q rankings of passage numbers, Q times {passage number: score} -> {metric: 0 to 100}."""
+    rows = []
+    for ranking, scores in zip(found, answers):
+        gains = [scores.get(number, 0) for number in ranking if scores.get(number) != LEFT_OUT]
+        ideal = sorted(scores.values(), reverse=True)
+        ranks = np.flatnonzero(gains) + 1  # of answers
+        reciprocal = 1 / ranks[0] if any(gains[:10]) else 0.0
+        counts = [np.sum(ranks <= depth) for depth in (10, 100, 1000)]
+        recalls = np.array(counts) / np.count_nonzero(ideal)
+        rows.append([reciprocal, dcg(gains) / dcg(ideal), *recalls])
+    means = 100 * np.sum(rows, axis=0) / len(rows)
+    return dict(zip(METRICS, means.tolist()))
+
+
+def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
+    """Encode, search, score -> metrics().
+
+    encoders: of queries and of passages; queries, answers: what read_split() returns; corpus:
+    yields (name, text) of each passage.
+    """
+    query_encoder, passage_encoder = encoders
+    texts = (text for _, text in corpus)
+    parts = iter(lambda: list(islice(texts, CHUNK)), [])  # until one is empty
+    chunks = (encode(embed, passage_encoder, part) for part in parts)
+    vectors = encode(embed, query_encoder, queries)
+    device = query_encoder.model.device
+    return metrics(search(vectors, chunks, depth + 1, similarity, device), answers)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -248,17 +246,18 @@ def parse_args():
 
 def main():
     args = parse_args()
-    data = read_split(args.beir, args.split)
-    load = partial(load_encoder, pooling=args.pooling)
+    split = read_split(args.beir, args.split)
+    documents = None
+    if args.document_model:
+        documents = load_encoder(args.document_model, args.pooling).to(args.device)
     rows = {}
     for name in args.models:
-        encoder = load(name).to(args.device)
-        document = load(args.document_model).to(args.device) if args.document_model else encoder
-        if encoder.dimension != document.dimension:
+        encoder = load_encoder(name, args.pooling).to(args.device)
+        encoders = [encoder, documents or encoder]
+        if encoder.dimension != encoders[1].dimension:
             raise DataError(f"{name}: --document-model must have its dimension")
-        encoders = [partial(encode, embed, model) for model in (encoder, document)]
         corpus = read_texts(args.beir, "corpus.jsonl")
-        scores = evaluate(data, corpus, encoders, args.similarity, args.device)
+        scores = evaluate(embed, encoders, *split, corpus, args.similarity)
         rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))

@@ -39,7 +39,9 @@ from torch import nn
 
 def cosine(a, b):
     """The cosine of all pairs of rows: [N, D], [M, D] -> [N, M]."""
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+    a = F.normalize(a, dim=-1)
+    b = F.normalize(b, dim=-1)
+    return a @ b.T
 
 
 def gram_matrix(z, kernel, gamma):
@@ -53,7 +55,9 @@ def gram_matrix(z, kernel, gamma):
         return cosine(z, z)
     squares = z.square().sum(dim=1)  # [l]
     distance = (squares[:, None] + squares - 2 * z @ z.T).clamp(min=0)  # |z_i - z_j|^2, [l, l]
-    return torch.exp(-gamma * distance) if kernel == "rbf" else torch.rsqrt(distance + gamma)
+    if kernel == "imq":
+        return torch.rsqrt(distance + gamma)
+    return torch.exp(-gamma * distance)
 
 
 def hsic(gram_x, gram_s):
@@ -148,7 +152,7 @@ import numpy as np
 from common import DEMO, ArgumentParser, DataError, count, number, positive, run_main, weight
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_triplets, resolve, training_sentences
-from common import encode, load_encoder, load_student, spearman, teacher_embeddings
+from common import load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, own_rows
 from common import step_seed, to_device
 
@@ -183,9 +187,8 @@ def distill(encoder, texts, targets, run, args):
         x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T]
         contrast = info_nce(mapping(s), target, args.temperature)
-        gram_x = gram_matrix(x, args.kernel, args.gamma)
-        gram_s = gram_matrix(s, args.kernel, args.gamma)
-        bottleneck = args.beta1 * hsic(gram_x, gram_s)
+        grams = [gram_matrix(z, args.kernel, args.gamma) for z in (x, s)]  # K_X, K_S [N, N]
+        bottleneck = args.beta1 * hsic(*grams)
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
@@ -236,15 +239,14 @@ def finetune(encoder, texts, labels, run, args):
         with autocast(args.device, args.precision):
             x, s = embed(encoder, *inputs, True, heads)  # of the anchors [n, H], [n, D]
             s_others = embed_in_parts(encoder, tokens, others, heads, args.device)
-        positive, negatives = mapping(s_others).tensor_split([len(own)])  # S'
+        positive, negatives = mapping(s_others).tensor_split([len(own)])  # S' [n, D'], [n K, D']
         negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D']
         parts = (x, s, positive, negatives)
         x, s, positive, negatives = [gather(part, len(rows)) for part in parts]  # [N, ...]
         tau = args.finetune_temperature
         contrast = supervised_info_nce(mapping(s), positive, negatives, tau, args.batch_negatives)
-        gram_x = gram_matrix(x, args.kernel, args.gamma)
-        gram_s = gram_matrix(s, args.kernel, args.gamma)
-        bottleneck = args.beta2 * hsic(gram_x, gram_s)
+        grams = [gram_matrix(z, args.kernel, args.gamma) for z in (x, s)]
+        bottleneck = args.beta2 * hsic(*grams)
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
@@ -264,7 +266,7 @@ class Task(NamedTuple):
     labels: np.ndarray  # [n, 2 + K], rows of `labeled`; see finetune()
     dev: list
     dev_score: Callable  # encoder, {"dev": dev} -> {"dev": score}
-    scores: Callable  # encoder, similarity -> {column: score}
+    scores: Callable  # encoder -> {column: score}
 
 
 def similarity_task(teacher, args):
@@ -276,11 +278,8 @@ def similarity_task(teacher, args):
         raise DataError(f"{args.train}: one training text; InfoNCE needs at least two")
     labeled = [text for row in triplets for text in row]
     labels = np.arange(len(labeled)).reshape(-1, 3)
-
-    def scores(encoder, similarity):
-        return spearman(embed, encoder, sets)
-
-    return Task(texts, labeled, labels, sets["dev"], partial(spearman, embed), scores)
+    score = partial(spearman, embed)
+    return Task(texts, labeled, labels, sets["dev"], score, partial(score, sets=sets))
 
 
 def retrieval_task(teacher, args):
@@ -293,22 +292,23 @@ def retrieval_task(teacher, args):
     labels = np.empty(0)
     if args.stage != "distill":
         vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        settings = (args.hard_negatives, args.teacher_similarity, args.device)
-        labels = retrieval.training_rows(vectors, answers, *settings)
+        labels = retrieval.training_rows(
+            vectors, answers, args.hard_negatives, args.teacher_similarity, args.device
+        )
 
-    def search(encoder, similarity, split, corpus, depth=1000):
-        encoders = [partial(encode, embed, encoder)] * 2
-        return retrieval.evaluate(split, corpus, encoders, similarity, args.device, depth)
+    def search(encoder, *data, depth=1000):
+        similarity = args.teacher_similarity if encoder is teacher else args.similarity
+        return retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
 
-    def dev_score(encoder, sets, similarity=args.similarity):
-        return {"dev": search(encoder, similarity, *sets["dev"], depth=10)["MRR@10"]}
+    def dev_score(encoder, sets):
+        return {"dev": search(encoder, *sets["dev"], depth=10)["MRR@10"]}
 
-    def scores(encoder, similarity):
-        found = {"dev MRR@10": dev_score(encoder, {"dev": dev}, similarity)["dev"]}
-        if test:
-            corpus = retrieval.read_texts(args.beir, "corpus.jsonl")
-            found |= search(encoder, similarity, test, corpus)
-        return found
+    def scores(encoder):
+        on_dev = {"dev MRR@10": dev_score(encoder, {"dev": dev})["dev"]}
+        if test is None:
+            return on_dev
+        corpus = retrieval.read_texts(args.beir, "corpus.jsonl")
+        return on_dev | search(encoder, *test, corpus)
 
     return Task(texts, texts, labels, dev, dev_score, scores)
 
@@ -318,17 +318,11 @@ def retrieval_task(teacher, args):
 NLI = "nli_for_simcse.csv"
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
 CARDS = {"sts": "sts", "dr": "information-retrieval"}  # the Hub's names
-TABLE_1 = {  # what depends on the task
+TABLE_1 = {
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
 }
-
-
-def refuse_data_of_the_other_task(args):
-    if args.beir and args.task == "sts":
-        raise DataError("--beir is for --task dr, which is not given")
-    if args.task == "dr" and (args.dev or args.triplets):
-        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
+TABLE_1["dr"] |= dict(stage="both", beir="BeIR/msmarco")  # what else depends on the task
 
 
 def parse_args():
@@ -370,12 +364,14 @@ def parse_args():
     parser.set_defaults(**TABLE_1[task])
     beir = dict(beir=f"{DEMO}/beir", dev=None, triplets=None) if task == "dr" else {}
     args = parser.parse(lr=4e-4, eval_steps=50, **beir)
-    refuse_data_of_the_other_task(args)
+    if task == "sts" and args.beir:
+        raise DataError("--beir is for --task dr, which is not given")
+    if task == "dr" and (args.dev or args.triplets):
+        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
     if args.stage is None:
-        only_texts = args.task == "sts" and args.train != NLI and not args.triplets
+        only_texts = args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
     args.triplets = args.triplets or NLI
-    args.beir = args.beir or "BeIR/msmarco"
     args.teacher_similarity = args.teacher_similarity or args.similarity
     return args
 
@@ -390,22 +386,22 @@ def main():
     task = TASKS[args.task](teacher, args)
     heads = len(encoder.heads) + (args.keep_mapping and args.stage != "finetune")
 
-    labels = [task.labeled, task.labels.tolist()]
+    labels = [task.labeled, task.labels]
     run.start(task.dev_score, task.dev, teacher=teacher, train=task.texts, labels=labels)
     if not run.scores:
         if teacher:
-            run.scores["teacher"] = task.scores(teacher, args.teacher_similarity)
-        run.scores["student before"] = task.scores(encoder, args.similarity)
+            run.scores["teacher"] = task.scores(teacher)
+        run.scores["student before"] = task.scores(encoder)
     if args.stage != "finetune" and "distill" not in run.finished:
         targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
         distill(encoder, task.texts, targets, run, args)
-        run.finish({"student after stage 1": task.scores(run.best_student(), args.similarity)})
+        run.finish({"student after stage 1": task.scores(run.best_student())})
     if args.stage == "both":
         encoder = run.best_student()
         del encoder.heads[heads:]  # W_proj, if stage 2 has begun
     if args.stage != "distill" and "finetune" not in run.finished:
         finetune(encoder, task.labeled, task.labels, run, args)
-        run.finish({"student after stage 2": task.scores(run.best_student(), args.similarity)})
+        run.finish({"student after stage 2": task.scores(run.best_student())})
     run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", CARDS[args.task])
 
 

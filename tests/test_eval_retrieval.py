@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,9 +67,10 @@ def test_search_finds_what_a_full_sort_finds(monkeypatch, size, scores_in_memory
     """Of equal scores, which small whole numbers often have, the first passage ranks first."""
     monkeypatch.setattr(retrieval, "SCORES", scores_in_memory)
     random = np.random.default_rng(0)
-    queries = torch.tensor(random.integers(-largest, largest + 1, (9, 4)), dtype=torch.float32)
-    passages = torch.tensor(random.integers(-largest, largest + 1, (333, 4)), dtype=torch.float32)
-    found = retrieval.search(queries, passages.split(size), depth)
+    queries = random.integers(-largest, largest + 1, (9, 4)).astype(np.float32)
+    passages = random.integers(-largest, largest + 1, (333, 4)).astype(np.float32)
+    chunks = np.split(passages, range(size, 333, size))
+    found = retrieval.search(queries, chunks, depth, "dot", "cpu")
     for query, numbers in zip(queries.tolist(), found):
         exact = [dot(query, passage) for passage in passages.tolist()]
         assert numbers == sorted(range(333), key=lambda i: (-exact[i], i))[:depth]
@@ -98,15 +100,17 @@ def test_a_thousand_others_remain_when_a_querys_own_passage_is_left_out(monkeypa
     monkeypatch.setattr(retrieval, "CHUNK", 400)
     vectors = random_rows(1100, 6)
     order = torch.cosine_similarity(vectors[0], vectors).argsort(descending=True)
-    split = (["0"], [{0: LEFT_OUT, int(order[1000]): 1}])
+    answers = [{0: LEFT_OUT, int(order[1000]): 1}]
     sizes = []
 
-    def encode(texts):
+    def encode(embed, encoder, texts):
         sizes.append(len(texts))
         return vectors[[int(text) for text in texts]].numpy()
 
+    monkeypatch.setattr(retrieval, "encode", encode)
     corpus = ((number, str(number)) for number in range(1100))
-    scores = retrieval.evaluate(split, corpus, [encode, encode], "cosine", "cpu")
+    encoder = SimpleNamespace(model=SimpleNamespace(device="cpu"))
+    scores = retrieval.evaluate(None, [encoder, encoder], ["0"], answers, corpus, "cosine")
     assert scores["Recall@1000"] == 100
     assert sizes == [1, 400, 400, 300]
 
@@ -165,7 +169,7 @@ def test_every_tenth_training_query_or_fewer_are_for_dev(beir, monkeypatch, most
     """They are compared with the first passages and `others`, which answer them."""
     monkeypatch.setattr(retrieval, "DEV_PASSAGES", 12)
     texts = demo_sentences(60)
-    *training, ((dev_queries, dev_answers), corpus) = retrieval.read_training(beir, most)
+    *training, (dev_queries, dev_answers, corpus) = retrieval.read_training(beir, most)
     passages, queries, answers = training
     assert passages == texts
     assert queries == [without_two_words(texts[i]) for i in range(20) if i not in dev]
