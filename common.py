@@ -750,9 +750,8 @@ class Run:
     """The output folder of a run: arguments, log, best student, checkpoint, model card.
 
     Run(args) only looks, and raises DataError if the folder must not be written; start() writes.
-    `state` goes into the checkpoint: the `stage` and its `step`, the `best` dev score of the stage
-    and its `best_step`, the `finished` stages, the `scores` of the final table {row: {column:
-    score}}, and the length of the log.
+    `state`, in the checkpoint: the stage, its step, best dev score and best step; finished stages;
+    scores of the table at the end {row: {column: score}}; the length of the log.
     """
 
     def __init__(self, args):
@@ -760,11 +759,10 @@ class Run:
         self.folder = Path(args.output)
         self.file = self.folder / CHECKPOINT
         self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
-        self.before = read_json(self.folder / "args.json")
-        is_run = self.before.get("program") == PROGRAM
+        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
             raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
-        if not is_run and self.folder.exists() and any(self.folder.iterdir()):
+        if not is_run and any(self.folder.glob("*")):
             raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
         for source in (vars(args).get("teacher"), args.student):
             if source and Path(source).resolve() == self.folder.resolve():
@@ -779,26 +777,26 @@ class Run:
         """
         self.score = partial(score, sets={"dev": dev})
         inputs["dev"] = dev
-        arguments = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
-        arguments |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
-        resume = self.before and self.args.resume
-        for key, value in arguments.items() if resume else ():
-            if self.before.get(key) != value:
-                found = f"the run to resume has another {key}: {self.before.get(key)}, not {value}"
-                raise DataError(f"{self.folder}: {found}; --overwrite begins again")
-        if resume and self.file.exists():
+        settings = {
+            name: value for name, value in vars(self.args).items() if name not in MAY_CHANGE
+        }
+        settings |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
+        before = read_json(self.folder / "args.json") if self.args.resume else {}
+        changed = [f"another {name}" for name in settings if before.get(name) != settings[name]]
+        if before and changed:
+            found = f"the run to resume has {', '.join(changed)}"
+            raise DataError(f"{self.folder}: {found}; --overwrite begins again")
+        if before and self.file.exists():
             with reading(self.file, "it must be whole; --overwrite begins again"):
                 self.state = json.loads(safe_open(self.file, "pt").metadata()["state"])
+        self.scores, self.finished = self.state["scores"], self.state["finished"]
         if RANK == 0:
-            for name in () if resume else WRITTEN:
+            for name in () if before else WRITTEN:
                 (self.folder / name).unlink(missing_ok=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "args.json", dict(program=PROGRAM, **arguments))
-            self.file.parent.mkdir(exist_ok=True)
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "args.json", dict(program=PROGRAM, **settings))
             with open(self.folder / "metrics.jsonl", "ab") as log:
                 log.truncate(min(log.tell(), self.state["log_bytes"]))  # the rest comes again
-        self.scores, self.finished = self.state["scores"], self.state["finished"]
-        wait_for_all()
 
     def count_steps(self, rows, batch_size, epochs):
         """The steps of an epoch, and of a stage of so many epochs, at most --max-steps."""
@@ -806,7 +804,7 @@ class Run:
         return epoch_steps, min(epochs * epoch_steps, self.args.max_steps or math.inf)
 
     def begin(self, stage, total, modules, optimizer, model, save=save_encoder):
-        """Begin a stage of `total` steps, or restore it from the checkpoint.
+        """Begin a stage of `total` steps, or go on with it from the checkpoint.
 
         modules: what training changes, all that has a state_dict(). model: what is scored, and
         written by save(model, folder): at first, and whenever its score is the best.
@@ -838,53 +836,35 @@ class Run:
         self.rows += rows
         self.bar.update()
         if step % LOG_STEPS == 0:
-            for name, value in values.items():
-                values[name] = self.finite(step, name, torch.as_tensor(value).item())
+            values = {name: torch.as_tensor(value).item() for name, value in values.items()}
             speed = round(self.rows / (time.perf_counter() - self.clock), 1)
             lr = self.optimizer.param_groups[0]["lr"]
             self.write_line(step=step, **values, lr=lr, sentences_per_second=speed)
-            best = f"best dev {self.state['best']:.2f}"
-            text = f"loss {values['loss']:.4f}, {speed:.0f} sentences/s, {best}"
-            self.bar.set_postfix_str(text, refresh=False)
+            text = f"loss {values['loss']:.4f}, {speed:.0f} sentences/s"
+            self.bar.set_postfix_str(f"{text}, best dev {self.state['best']:.2f}", refresh=False)
             self.rows, self.clock = 0, time.perf_counter()
 
     def evaluate(self, step):
         """Score the student on dev, save it if it is the best so far, write the checkpoint."""
         score = torch.tensor([self.score(self.model)["dev"]], dtype=torch.float64)
-        score = self.finite(step, "dev score", gather(score, WORLD_SIZE)[0].item())  # of process 0
+        score = gather(score, WORLD_SIZE)[0].item()  # of process 0
+        self.write_line(step=step, dev=score)
+        self.state["step"] = step
         if score > self.state["best"]:
             self.state.update(best=score, best_step=step)
             if RANK == 0:
                 with reading(self.folder, "the student could not be saved"):
                     self.save(self.model, self.folder)
-        self.state["step"] = step
-        self.write_line(step=step, dev=score)
         self.checkpoint()
         wait_for_all()  # before any process reads what process 0 has saved
         self.rows, self.clock = 0, time.perf_counter()  # what came before is no training
 
-    def finite(self, step, name, value):
-        if not math.isfinite(value):
-            kept = f"{self.folder} keeps the best student so far"
-            raise DataError(f"step {step}: the {name} is {value}; try a smaller --lr; {kept}")
-        return value
-
-    def best_student(self):
-        """The encoder that save() has written, with --dropout."""
-        return set_dropout(load_encoder(self.folder), self.args.dropout).to(self.args.device)
-
-    def finish(self, scores=()):
-        """The stage is over. scores {row: {column: score}} go into the table at the end."""
-        self.bar.close()
-        if self.state["best_step"] == 0 < self.state["step"]:
-            note("The student is unchanged: no step has beaten the dev score of its start.")
-            note("Try another --lr, more --epochs or sentences, or ckd.py --align.")
-        self.finished.append(self.state["stage"])
-        self.scores.update(scores)
-        self.modules, self.optimizer = [], None
-        self.checkpoint()
-
     def write_line(self, **values):
+        """Append to the log. Raises DataError for a number that is not finite."""
+        for name, value in values.items():
+            if not math.isfinite(value):
+                found = f"{name} is {value} at step {values['step']}; try a smaller --lr"
+                raise DataError(f"{self.folder}: {found}; the best student so far is kept")
         if RANK == 0:
             with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(stage=self.state["stage"], **values)) + "\n")
@@ -893,12 +873,12 @@ class Run:
     def checkpoint(self):
         """Write the state, the modules' tensors and the moments of each parameter, as one file."""
         parts = {f"module {i}": module.state_dict() for i, module in enumerate(self.modules)}
-        parts |= self.optimizer.state_dict()["state"] if self.optimizer else {}
+        parts |= self.optimizer.state_dict()["state"]
+        tensors = {}
+        for part, values in parts.items():
+            for name, value in values.items():
+                tensors[f"{part}:{name}"] = torch.as_tensor(value).cpu().clone()
         if RANK == 0:
-            tensors = {}
-            for part, values in parts.items():
-                for name, value in values.items():
-                    tensors[f"{part}:{name}"] = torch.as_tensor(value).detach().cpu().clone()
             state = {"state": json.dumps(self.state)}
             with reading(self.file, "the checkpoint could not be written"):
                 replace_file(self.file, lambda new: save_file(tensors, new, state))
@@ -915,6 +895,21 @@ class Run:
             moments = {int(parameter): values for parameter, values in parts.items()}
             self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
 
+    def best_student(self):
+        """The encoder that save() has written, with --dropout."""
+        return set_dropout(load_encoder(self.folder), self.args.dropout).to(self.args.device)
+
+    def finish(self, scores=()):
+        """The stage is over. scores {row: {column: score}} go into the table at the end."""
+        self.bar.close()
+        if self.state["best_step"] == 0 < self.state["step"]:
+            note("The student is unchanged: no step beat its first dev score. Try another --lr.")
+        self.finished.append(self.state["stage"])
+        self.scores.update(scores)
+        self.modules = []
+        self.optimizer.state.clear()
+        self.checkpoint()
+
     def write_card(self, text, task="sts", library="sentence-transformers"):
         """Write README.md, a model card with the Hub's model-index, and print the scores."""
         given = vars(self.args).get("teacher")
@@ -924,14 +919,9 @@ class Run:
         for name, score in list(self.scores.values())[-1].items():  # of the student
             metric = "spearman_cosine" if task == "sts" else name.split()[-1].lower()
             results.append(huggingface_hub.EvalResult(task, name.lower(), name, metric, score))
-        card = huggingface_hub.ModelCardData(
-            model_name=self.folder.name,
-            base_model=student,
-            library_name=library,
-            pipeline_tag="sentence-similarity",
-            tags=[library, "knowledge-distillation"],
-            eval_results=results,
-        )
+        about = dict(model_name=self.folder.name, base_model=student, eval_results=results)
+        about |= dict(library_name=library, pipeline_tag="sentence-similarity")
+        card = huggingface_hub.ModelCardData(**about, tags=[library, "knowledge-distillation"])
         text = f"{text} Teacher: {teacher}. Student initialized from: {student}. See `args.json`."
         text = f"---\n{card}\n---\n\n# {self.folder.name}\n\n{text}\n\n{table(self.scores)}\n"
         if RANK == 0:
