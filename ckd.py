@@ -207,7 +207,7 @@ def distill(encoder, sentences, targets, run, args):
     parameters = [*encoder.parameters(), *projection.parameters(), *temperature.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     encoder.train()
-    run.begin("distill", total, [encoder, projection, temperature, bank], optimizer, encoder)
+    run.begin("distill", total, [encoder, projection, temperature, bank], optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -251,7 +251,7 @@ def finetune(encoder, triplets, run, args):
     parameters = [*encoder.parameters(), *temperature.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, betas=(0.9, 0.98), fused=True)
     encoder.train()
-    run.begin("finetune", total, [encoder, temperature], optimizer, encoder)
+    run.begin("finetune", total, [encoder, temperature], optimizer)
     for step, rows in run.batches(lengths, size):
         torch.manual_seed(step_seed(args.seed, step))
         optimizer.param_groups[0]["lr"] = args.finetune_lr * warmup_cosine(step, epoch_steps, total)

@@ -762,7 +762,7 @@ class Run:
         is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
             raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
-        if not is_run and any(self.folder.glob("*")):
+        if not is_run and any(self.folder.glob("[!.]*")):  # a killed run may leave a hidden file
             raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
         for source in (vars(args).get("teacher"), args.student):
             if source and Path(source).resolve() == self.folder.resolve():
@@ -777,9 +777,7 @@ class Run:
         """
         self.score = partial(score, sets={"dev": dev})
         inputs["dev"] = dev
-        settings = {
-            name: value for name, value in vars(self.args).items() if name not in MAY_CHANGE
-        }
+        settings = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
         settings |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
         before = read_json(self.folder / "args.json") if self.args.resume else {}
         changed = [f"another {name}" for name in settings if before.get(name) != settings[name]]
@@ -793,8 +791,9 @@ class Run:
         if RANK == 0:
             for name in () if before else WRITTEN:
                 (self.folder / name).unlink(missing_ok=True)
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "args.json", dict(program=PROGRAM, **settings))
+            self.file.parent.mkdir(exist_ok=True)
             with open(self.folder / "metrics.jsonl", "ab") as log:
                 log.truncate(min(log.tell(), self.state["log_bytes"]))  # the rest comes again
 
@@ -803,14 +802,13 @@ class Run:
         epoch_steps = math.ceil(rows / batch_size)
         return epoch_steps, min(epochs * epoch_steps, self.args.max_steps or math.inf)
 
-    def begin(self, stage, total, modules, optimizer, model, save=save_encoder):
+    def begin(self, stage, total, modules, optimizer, save=save_encoder):
         """Begin a stage of `total` steps, or go on with it from the checkpoint.
 
-        modules: what training changes, all that has a state_dict(). model: what is scored, and
-        written by save(model, folder): at first, and whenever its score is the best.
+        modules: what training changes, all that has a state_dict(). The first is scored, and
+        written by save(module, folder): at first, and whenever its score is the best.
         """
-        self.modules, self.optimizer, self.model, self.save = modules, optimizer, model, save
-        self.total = total
+        self.total, self.modules, self.optimizer, self.save = total, modules, optimizer, save
         if self.state["stage"] == stage:
             self.restore()
         else:
@@ -846,7 +844,7 @@ class Run:
 
     def evaluate(self, step):
         """Score the student on dev, save it if it is the best so far, write the checkpoint."""
-        score = torch.tensor([self.score(self.model)["dev"]], dtype=torch.float64)
+        score = torch.tensor([self.score(self.modules[0])["dev"]], dtype=torch.float64)
         score = gather(score, WORLD_SIZE)[0].item()  # of process 0
         self.write_line(step=step, dev=score)
         self.state["step"] = step
@@ -854,7 +852,7 @@ class Run:
             self.state.update(best=score, best_step=step)
             if RANK == 0:
                 with reading(self.folder, "the student could not be saved"):
-                    self.save(self.model, self.folder)
+                    self.save(self.modules[0], self.folder)
         self.checkpoint()
         wait_for_all()  # before any process reads what process 0 has saved
         self.rows, self.clock = 0, time.perf_counter()  # what came before is no training

@@ -183,7 +183,7 @@ def distill(student, views, targets, run, args):
     queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-    run.begin("distill", total, [student, queue], optimizer, student)
+    run.begin("distill", total, [student, queue], optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break

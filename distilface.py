@@ -136,7 +136,7 @@ def train(encoder, tokens, run, args):
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
     encoder.train()
     save = partial(save_encoder, pooling=pooling_modules(encoder))
-    run.begin("train", total, [encoder, scaler], optimizer, encoder, save)
+    run.begin("train", total, [encoder, scaler], optimizer, save)
     for step, rows in run.batches(tokens.lengths, args.batch_size, full=True):
         if run.stalled(step, args.patience * epoch_steps):
             break

@@ -164,7 +164,7 @@ def finetune(teacher, pairs, labels, run, args):
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
-    run.begin("teacher", total, [teacher], optimizer, teacher, save_teacher)
+    run.begin("teacher", total, [teacher], optimizer, save_teacher)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -194,7 +194,7 @@ def distill(student, pairs, labels, targets, run, args):
     parameters = [value for value in student.parameters() if value.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train(not args.freeze_encoder)
-    run.begin("student", total, [student], optimizer, student, save_student)
+    run.begin("student", total, [student], optimizer, save_student)
     lengths = sum(side.lengths for side in tokens)
     for step, rows in run.batches(lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):

@@ -175,7 +175,7 @@ def distill(encoder, texts, targets, run, args):
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train()
-    run.begin("distill", total, [student], optimizer, encoder)
+    run.begin("distill", total, [encoder, mapping], optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -227,7 +227,7 @@ def finetune(encoder, texts, labels, run, args):
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
     student.train()
-    run.begin("finetune", total, [student], optimizer, encoder)
+    run.begin("finetune", total, [encoder, mapping], optimizer)
     for step, rows in run.batches(lengths, size):
         if run.stalled(step, args.patience * epoch_steps):
             break

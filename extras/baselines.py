@@ -177,7 +177,7 @@ def distill(student, views, targets, layers, components, run, args):
     parameters = list(student.parameters())
     optimizer = OPTIMIZERS[paper](parameters, lr=args.lr)
     student.train()
-    run.begin("distill", total, [student], optimizer, encoder)
+    run.begin("distill", total, list(student.children()), optimizer)  # the first is the encoder
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break

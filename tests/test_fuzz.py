@@ -222,7 +222,7 @@ def test_runs(fuzz, tmp_path):
         run.start(lambda model, sets: {"dev": 50.0}, dev=[], texts=["a", "b"])
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
-        run.begin("distill", 4, [model], optimizer, model, lambda model, folder: None)
+        run.begin("distill", 4, [model], optimizer, lambda model, folder: None)
         return run
 
     run = resume()
