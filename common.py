@@ -19,7 +19,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -750,14 +749,13 @@ class Run:
     """The output folder of a run: arguments, log, best student, checkpoint, model card.
 
     Run(args) only looks, and raises DataError if the folder must not be written; start() writes.
-    `state`, in the checkpoint: the stage, its step, best dev score and best step; finished stages;
-    scores of the table at the end {row: {column: score}}; the length of the log.
     """
 
     def __init__(self, args):
         self.args = args
         self.folder = Path(args.output)
         self.file = self.folder / CHECKPOINT
+        # Of the checkpoint; in a stage also its step, its best dev score and the best_step.
         self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
         is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
@@ -853,7 +851,7 @@ class Run:
             if RANK == 0:
                 with reading(self.folder, "the student could not be saved"):
                     self.save(self.modules[0], self.folder)
-        self.checkpoint()
+        self.checkpoint(self.modules, self.optimizer.state_dict()["state"])
         wait_for_all()  # before any process reads what process 0 has saved
         self.rows, self.clock = 0, time.perf_counter()  # what came before is no training
 
@@ -868,26 +866,27 @@ class Run:
                 file.write(json.dumps(dict(stage=self.state["stage"], **values)) + "\n")
                 self.state["log_bytes"] = file.tell()
 
-    def checkpoint(self):
-        """Write the state, the modules' tensors and the moments of each parameter, as one file."""
-        parts = {f"module {i}": module.state_dict() for i, module in enumerate(self.modules)}
-        parts |= self.optimizer.state_dict()["state"]
+    def checkpoint(self, modules=(), moments=()):
+        """Write the state, and of a stage the modules' tensors and each parameter's moments."""
+        if RANK > 0:
+            return
+        parts = {f"module {i}": module.state_dict() for i, module in enumerate(modules)}
+        parts |= moments
         tensors = {}
         for part, values in parts.items():
             for name, value in values.items():
                 tensors[f"{part}:{name}"] = torch.as_tensor(value).cpu().clone()
-        if RANK == 0:
-            state = {"state": json.dumps(self.state)}
-            with reading(self.file, "the checkpoint could not be written"):
-                replace_file(self.file, lambda new: save_file(tensors, new, state))
+        state = {"state": json.dumps(self.state)}
+        with reading(self.file, "the checkpoint could not be written"):
+            replace_file(self.file, lambda new: save_file(tensors, new, state))
 
     def restore(self):
         """Load what checkpoint() has written."""
         with reading(self.file, "it must be the checkpoint of this run; --overwrite begins again"):
-            parts = defaultdict(dict)
+            parts = {}
             for key, value in load_file(self.file).items():
                 part, _, name = key.partition(":")
-                parts[part][name] = value.clone()
+                parts.setdefault(part, {})[name] = value.clone()
             for i, module in enumerate(self.modules):
                 module.load_state_dict(parts.pop(f"module {i}", {}))
             moments = {int(parameter): values for parameter, values in parts.items()}
@@ -904,8 +903,6 @@ class Run:
             note("The student is unchanged: no step beat its first dev score. Try another --lr.")
         self.finished.append(self.state["stage"])
         self.scores.update(scores)
-        self.modules = []
-        self.optimizer.state.clear()
         self.checkpoint()
 
     def write_card(self, text, task="sts", library="sentence-transformers"):

@@ -20,16 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import (
-    ArgumentParser,
-    DataError,
-    note,
-    read_json,
-    read_rows,
-    run_main,
-    table,
-    write_json,
-)
+from common import ArgumentParser, DataError, note, run_main
+from common import read_json, read_rows, table, write_json
 
 
 def read_grid(text):
