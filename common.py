@@ -52,9 +52,9 @@ class DataError(Exception):
 
 @contextlib.contextmanager
 def reading(path, form):
-    """Whatever fails while `path` is read becomes a DataError "path: reason; form".
+    """What fails while `path` is read becomes a DataError "path:line: reason; form".
 
-    form: what the input should be. Yields a place; a reader may set its `line`.
+    form: what the input should be. A reader sets the `line` of the place that this yields, or not.
     """
     place = SimpleNamespace(line=None)
     try:
@@ -95,26 +95,23 @@ def run_main(main):
 def read_rows(path, parse, form):
     """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
-    parse: raises ValueError for a malformed line, None or "" leaves it out; form: what the file
-    should be. Lines end at "\\n" only. Raises DataError "path:line: ...", also if nothing is left.
+    parse: raises ValueError for a malformed line; what it makes None or "" is left out. Lines end
+    at "\\n" only. Raises DataError "path:line: reason; form", also if nothing is left.
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
     with reading(path, form) as place, open_file(path, "rb") as file:
-        empty = True
+        rows = 0
         for place.line, data in enumerate(file, 1):  # noqa: B020
-            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+            row = parse(data.decode("utf-8-sig").rstrip("\r\n"))
             if row not in (None, ""):
-                empty = False
+                rows += 1
                 yield row
-        if empty:
+        if not rows:
             raise DataError(f"{path}: there is nothing in it; {form}")
 
 
 def columns(text, at, only=True):
-    """The fields at these positions of a tab-separated line, which has no others if `only`.
-
-    Raises ValueError for another number of columns, or an empty one.
-    """
+    """The fields at these positions of a tab-separated line; `only`: it has no others."""
     fields = text.split("\t")
     picked = [fields[i].strip() for i in at if i < len(fields)]
     if len(picked) < len(at) or not all(picked) or (only and len(fields) > len(at)):
@@ -151,9 +148,9 @@ def read_triplets(path):
 
 
 def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
-    """Tab-separated columns, at these positions -> [(sentence, sentence, score)].
+    """Tab-separated columns at these positions -> [(sentence, sentence, score from low to high)].
 
-    Raises DataError, also for a score that is not from `low` to `high`.
+    By default, there are no other columns. Raises DataError.
     """
 
     def parse(text):
@@ -168,7 +165,8 @@ def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
 def read_sts(folder, split="test"):
     """SentEval's folder, or one above it -> {name: scored pairs}. Raises DataError.
 
-    split "dev": STS-B's dev set; "test": STS12 to STS16, STS-B and SICK-R.
+    split "dev": STS-B's dev set; "test": STS12 to STS16, each with all of its subsets together
+    (SimCSE's "all" setting) and without unscored pairs, then STS-B and SICK-R.
     """
     benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
     if benchmark is None:
@@ -176,24 +174,18 @@ def read_sts(folder, split="test"):
     pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", at=(5, 6, 4))
     if split == "dev":
         return {"dev": pairs}
-    years = ("STS12", "STS13", "STS14", "STS15", "STS16")
-    sets = {year: read_sts_year(benchmark.with_name(f"{year}-en-test")) for year in years}
+    sets = {}
+    form = "STS.gs.NAME.txt has one score, or none, for each line of STS.input.NAME.txt"
+    for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
+        sets[year] = []
+        for file in sorted(benchmark.with_name(f"{year}-en-test").glob("STS.input.*.txt")):
+            gold = file.with_name(file.name.replace(".input.", ".gs."))
+            texts = read_rows(file, partial(columns, at=(0, 1), only=False), form)
+            with reading(gold, form):
+                rows = zip(texts, gold.read_text("utf-8").splitlines(), strict=True)
+                sets[year] += [(*text, gold_score(score)) for text, score in rows if score]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
     return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
-
-
-def read_sts_year(folder):
-    """A year of STS, all subsets together (SimCSE's "all" setting), without unscored pairs."""
-    form = "STS.gs.NAME.txt and STS.input.NAME.txt have as many lines"
-    sides = partial(columns, at=(0, 1), only=False)
-    pairs = []
-    for sentences in sorted(folder.glob("STS.input.*.txt")):
-        gold = sentences.with_name(sentences.name.replace(".input.", ".gs."))
-        scores = read_rows(gold, lambda text: [text and number(float, 0, 5, text)], form)
-        with reading(gold, form):
-            rows = zip(read_rows(sentences, sides, form), scores, strict=True)
-            pairs += [(*texts, score) for texts, [score] in rows if score != ""]
-    return pairs
 
 
 def read_json(path, kind=dict):
@@ -672,11 +664,9 @@ def spearman(embed, encoder, sets, encode=encode):
     scores = {}
     for name, pairs in sets.items():
         gold = [score for _, _, score in pairs]
-        if len(set(gold)) < 2:
-            raise DataError(f"{name}: {len(pairs)} pairs without two different scores")
         cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
-        if np.ptp(cosine) == 0:
-            raise DataError(f"{name}: all cosines are equal; is the model or its tokenizer broken?")
+        if len(set(gold)) < 2 or len(set(cosine)) < 2:
+            raise DataError(f"{name}: {len(pairs)} pairs, whose scores or cosines are all equal")
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
     tested = [score for name, score in scores.items() if name != "dev"]
     return scores | {"avg": sum(tested) / len(tested)} if len(tested) > 1 else scores
@@ -967,6 +957,7 @@ count_or_none = partial(number, int, 0, 10**9)
 positive = partial(number, float, 1e-9, 1e9)
 weight = partial(number, float, 0, 1e9)
 fraction = partial(number, float, 0, 1)
+gold_score = partial(number, float, 0, 5)  # of a file of pairs
 dropout_rate = partial(number, float, 0, 0.99)
 
 

@@ -69,13 +69,22 @@ def test_malformed_files_are_refused(tmp_path, reader, data, expected):
         getattr(common, f"read_{reader}")(path)
 
 
+STS = {
+    "SICK/SICK_test_annotated.txt": "0\ta\tb\t2\n",
+    "STS/STSBenchmark/sts-test.csv": "g\tf\ty\t0\t3\ta\tb\n",
+    "STS/STS12-en-test/STS.gs.x.txt": "1\n\n3\n",
+    "STS/STS12-en-test/STS.input.x.txt": "a\tb\nc\td\ne\tf\tcolumns beyond two\n",
+}
+
+
 def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path):
-    write(tmp_path / "STS.gs.a.txt", "1\n\n3\n")
-    sentences = write(tmp_path / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
-    assert common.read_sts_year(tmp_path) == [("a", "b", 1.0), ("e", "f", 3.0)]
+    for name, text in STS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        sentences = write(tmp_path / name, text)
+    assert common.read_sts(tmp_path)["STS12"] == [("a", "b", 1.0), ("e", "f", 3.0)]
     write(sentences, "a\tb\n")
-    with pytest.raises(DataError, match="STS.gs.a.txt: .*as many lines"):
-        common.read_sts_year(tmp_path)
+    with pytest.raises(DataError, match="STS.gs.x.txt: .*one score, or none"):
+        common.read_sts(tmp_path)
 
 
 @pytest.fixture

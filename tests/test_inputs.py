@@ -48,7 +48,7 @@ TABLE = [
     ("ckd", f"{CKD} --dev {{word.tsv}}", "word.tsv:2"),
     ("ckd", f"{CKD} --dev {{nan.tsv}}", "nan.tsv:2"),
     ("ckd", f"{CKD} --dev {{far.tsv}}", "far.tsv:2"),
-    ("ckd", f"{CKD} --dev {{equal.tsv}}", "different scores"),
+    ("ckd", f"{CKD} --dev {{equal.tsv}}", "all equal"),
     ("ckd", f"{TRAIN} {CUT} --senteval {{broken.tar}}", "broken.tar"),
     ("ckd", f"{TRAIN} {CUT} --senteval {DEMO}", "STSBenchmark"),
     ("ckd", f"{CKD} --queue-size 99999", "99999"),
