@@ -147,18 +147,15 @@ def read_triplets(path):
     return rows[1:]
 
 
-def read_scored_pairs(path, at=(0, 1, 2), low=0.0, high=5.0):
-    """Tab-separated columns at these positions -> [(sentence, sentence, score from low to high)].
-
-    By default, there are no other columns. Raises DataError.
-    """
+def read_scored_pairs(path, at=(0, 1, 2), only=True):
+    """Tab-separated columns, see columns() -> [(sentence, sentence, score)]. Raises DataError."""
 
     def parse(text):
-        first, second, score = columns(text, at, only=at == (0, 1, 2))
+        first, second, score = columns(text, at, only)
         if not score.endswith("score"):  # as the header does
-            return first, second, number(float, low, high, score)
+            return first, second, gold_score(score)
 
-    form = f"scored pairs are tab-separated: sentence, sentence, score from {low:g} to {high:g}"
+    form = "scored pairs are tab-separated: sentence, sentence, score from 0 to 5"
     return list(read_rows(path, parse, form))
 
 
@@ -171,7 +168,7 @@ def read_sts(folder, split="test"):
     benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
     if benchmark is None:
         raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
-    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", at=(5, 6, 4))
+    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), only=False)
     if split == "dev":
         return {"dev": pairs}
     sets = {}
@@ -185,7 +182,7 @@ def read_sts(folder, split="test"):
                 rows = zip(texts, gold.read_text("utf-8").splitlines(), strict=True)
                 sets[year] += [(*text, gold_score(score)) for text, score in rows if score]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
-    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, at=(1, 2, 3))}
+    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), only=False)}
 
 
 def read_json(path, kind=dict):

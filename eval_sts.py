@@ -81,8 +81,7 @@ def read_data(args):
         form = "it must have two tab-separated columns, a text and its translation"
         return list(read_rows(args.translations, lambda text: columns(text, (0, 1)), form))
     if args.pairs:
-        low, high = args.score_range
-        return {file: read_scored_pairs(file, low=low, high=high) for file in args.pairs}
+        return {file: read_scored_pairs(file) for file in args.pairs}
     sets = read_sts(resolve(args.senteval), args.split)
     with reading("--sets", f"choose from {','.join(sets)}"):
         return {name: sets[name] for name in args.sets or sets}
@@ -99,8 +98,6 @@ def parse_args():
     add_one("--sets", type=lambda text: text.split(","), help="of the test sets, as in STS12,STS-B")
     add_one("--pairs", action="append", metavar="FILE", help="scored pairs (TSV); repeat for more")
     add_one("--translations", metavar="FILE", help="TSV: accuracy of nearest neighbors, both ways")
-    limits = dict(nargs=2, type=float, metavar=("LOW", "HIGH"), default=(0, 5))
-    add("--score-range", help="of the scores in --pairs (default: 0 5)", **limits)
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
     add("--prompt", help="text before each text (default: what a folder states)")

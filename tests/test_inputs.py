@@ -77,7 +77,6 @@ TABLE = [
     ("distilface", f"{TRAIN} {DEV} --student {{bert}} --dropout 0", "dropout"),
     ("distilface", f"--train {{single.txt}} {DEV} --student {{bert}}", "--batch-size"),
     ("eval_sts", f"{{empty.txt}} --pairs {DEMO}/test.tsv", "empty.txt"),
-    ("eval_sts", f"{{bert}} --pairs {DEMO}/test.tsv --score-range 5 0", "from 5 to 0"),
     # extras
     ("extras.sweep", "ckd.py lr=1,1", "lr"),
 ]
