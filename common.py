@@ -53,10 +53,7 @@ class DataError(Exception):
 
 @contextlib.contextmanager
 def reading(path, form):
-    """What fails while `path` is read becomes a DataError "path:line: reason; form".
-
-    form: what the input should be. A reader sets the `line` of the place that this yields, or not.
-    """
+    """A failure inside -> DataError "path:line: reason; form". A reader of lines sets `line`."""
     place = SimpleNamespace(line=None)
     try:
         yield place
@@ -103,7 +100,7 @@ def read_rows(path, parse, form):
     with reading(path, form) as place, open_file(path, "rb") as file:
         rows = 0
         for place.line, data in enumerate(file, 1):  # noqa: B020
-            row = parse(data.decode("utf-8-sig").rstrip("\r\n"))
+            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
             if row not in (None, ""):
                 rows += 1
                 yield row
@@ -252,7 +249,7 @@ def resolve(name, model=False):
         with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
             path = Path(download(place, model))
     if path.suffix == ".tar" and path.is_file():
-        unpacked = tempfile.TemporaryDirectory(prefix=PROGRAM)
+        unpacked = tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-")
         atexit.register(unpacked.cleanup)
         with reading(path, "it must be a complete tar file; download it again"):
             # The filter refuses absolute paths, "..", links to the outside and devices.
