@@ -40,6 +40,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
 LOG_STEPS = 25  # steps between two lines of metrics.jsonl
 DEMO = Path(__file__).parent / "demo"
+PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
 BAR = dict(mininterval=1, disable=RANK > 0)  # of all progress bars; seconds
@@ -198,6 +200,7 @@ def write_json(path, content):
 
 def replace_file(path, write):
     """write(new path), then the new file takes the place of `path`, whole, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:
         write(new)
@@ -220,13 +223,6 @@ def refuse_overwriting(output, *inputs):
 
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
 HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
-
-
-def cache_folder():
-    """Where teacher embeddings are kept. It may be deleted while no run uses it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", PROGRAM)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def resolve(name, model=False):
@@ -594,7 +590,7 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     model = [teacher, str(teacher), teacher.model.config.to_json_string()]
     settings = [what, precision, teacher.pooling, teacher.normalize]
     key = fingerprint([model, settings, tokens.ids, tokens.starts])
-    path = cache_folder() / f"teacher-{key[:32]}.npy"
+    path = CACHE / f"teacher-{key[:32]}.npy"
     compute = partial(encode, embed, teacher, texts, max_length, precision)
     if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
@@ -711,7 +707,6 @@ def note(text):
 
 # ---- The folder of a run -------------------------------------------------------------------------
 
-PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
 CHECKPOINT = "checkpoint/state.safetensors"
 WRITTEN = (CHECKPOINT, "README.md", "model.safetensors", "modules.json", "onnx/model_int8.onnx")
 MAY_CHANGE = ("resume", "overwrite", "device", "output")  # arguments of a resumed run

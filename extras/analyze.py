@@ -292,7 +292,6 @@ def main():
     output = Path(args.output or f"figures/{args.figure}")
     refuse_overwriting(f"{output}.json", args.dev, args.sentences, *args.models)
     numbers, figure = FIGURES[args.figure](args.models, read_texts(args), plt)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(f"{output}.json"), numbers)
     if figure:
         labels = figure.axes[-1].get_legend_handles_labels()

@@ -93,7 +93,6 @@ def quantize(name, pairs, output):
         files = {"fp32, ONNX Runtime": fp32, "int8 but the embeddings": linear, "int8": int8}
         for row, file in files.items():
             rows[row] = measure(onnx_model(file), file.stat().st_size, encoder, pairs)
-        output.parent.mkdir(parents=True, exist_ok=True)
         replace_file(output, lambda new: new.write_bytes(int8.read_bytes()))
     return rows
 

@@ -92,7 +92,6 @@ def main():
     sweep = {"script": args.script, "options": options}
     if read_json(folder / "sweep.json") not in ({}, sweep):
         raise DataError(f"{folder}: has a sweep with other options; choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "sweep.json", sweep)
     scores = []
     for number, setting in enumerate(settings, 1):

@@ -84,8 +84,8 @@ def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: sorted(common.cache_folder().iterdir())
+    monkeypatch.setattr(common, "CACHE", tmp_path / "cache")
+    return lambda: sorted(common.CACHE.iterdir())
 
 
 def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
