@@ -270,7 +270,7 @@ def load_cross_encoder(name, task):
     """
     teacher = load_encoder(name, "mean")  # which checks all but the output layer
     teacher.prompt = ""
-    classes = TASKS[task].classes or ("score",)
+    classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
@@ -306,34 +306,35 @@ def load_student(folder, device="cpu"):
 
 
 HUB_COLUMNS = ("text1", "text2", "label")  # of SetFit's data sets, JSON lines
-BINARY = ("0", "1")
-NLI = ("entailment", "neutral", "contradiction")
-NLI_COLUMNS = ("sentence1", "sentence2", "gold_label")
 NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidden
 
 
 class Task(NamedTuple):
     """One of GLUE's tasks."""
 
-    files: dict  # {set: its files}
+    files: dict  # {set: its files in GLUE's folder, without .tsv}
     columns: tuple  # of the first sentence, the second sentence, and the label
-    classes: tuple = ()  # in the order of the logits; none: scores from 0 to 5
+    classes: tuple  # in the order of the logits
 
 
 def splits(folder):
-    return {split: [f"{folder}/{split}.tsv"] for split in ("train", "dev", "test")}
+    return {split: f"{folder}/{split}" for split in ("train", "dev", "test")}
 
 
-MNLI = {"train": ["MNLI/train.tsv"], "dev": ["MNLI/dev_matched.tsv"]}
-MNLI |= {"matched": MNLI["dev"], "mismatched": ["MNLI/dev_mismatched.tsv"]}
-ALLNLI = MNLI | {"train": ["MNLI/train.tsv", "SNLI/train.tsv"], "snli": ["SNLI/test.tsv"]}
-ALLNLI["dev"] = ["MNLI/dev_matched.tsv", "SNLI/dev.tsv"]  # both, as in the authors' code
-QNLI_CLASSES = ("entailment", "not_entailment")
+BINARY = ("0", "1")
+NLI = ("entailment", "neutral", "contradiction")
+NLI_COLUMNS = ("sentence1", "sentence2", "gold_label")
+QNLI = ("entailment", "not_entailment")
+SCORE = ("0 to 5",)  # one logit
+MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched")
+MNLI |= dict(matched="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
+ALLNLI = MNLI | dict(train="MNLI/train SNLI/train", snli="SNLI/test")
+ALLNLI["dev"] = "MNLI/dev_matched SNLI/dev"  # both, as in the authors' code
 TASKS = {
     "mrpc": Task(splits("MRPC"), ("#1 String", "#2 String", "Quality"), BINARY),
-    "stsb": Task(splits("STS-B"), ("sentence1", "sentence2", "score")),
+    "stsb": Task(splits("STS-B"), ("sentence1", "sentence2", "score"), SCORE),
     "qqp": Task(splits("QQP"), ("question1", "question2", "is_duplicate"), BINARY),
-    "qnli": Task(splits("QNLI"), ("question", "sentence", "label"), QNLI_CLASSES),
+    "qnli": Task(splits("QNLI"), ("question", "sentence", "label"), QNLI),
     "mnli": Task(MNLI, NLI_COLUMNS, NLI),
     "allnli": Task(ALLNLI, NLI_COLUMNS, NLI),
 }
@@ -342,31 +343,31 @@ TASKS = {
 def read_task(folder, task):
     """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
-    folder: GLUE's, which has MRPC/train.tsv and so on, or None for the Hub. Raises DataError.
+    R: class numbers or scores. folder: GLUE's, which has MRPC/train.tsv and so on, or None for the
+    Hub. Raises DataError.
     """
     sets = {}
-    for name, files in TASKS[task].files.items():
-        paths = [Path(folder) / file if folder else download(file) for file in files]
-        if name in ("train", "dev") or paths[0].exists():
-            sets[name] = read_set(paths, task)
+    for split, names in TASKS[task].files.items():
+        rows = []
+        for name in names.split():
+            rows += read_pairs(glue_file(folder, name), task)
+        if rows:
+            labels = [row[2] for row in rows]
+            kind = np.float32 if task == "stsb" else np.int64
+            sets[split] = [row[:2] for row in rows], np.array(labels, kind)
     if np.ptp(sets["train"][1]) == 0:
         raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
-    return {name: content for name, content in sets.items() if content[0]}
+    return sets
 
 
-def read_set(paths, task):
-    """Files of a task -> n pairs of sentences, their labels R [n]: class numbers or scores."""
-    rows = [row for path in paths for row in read_pairs(path, task)]
-    kind = np.int64 if TASKS[task].classes else np.float32
-    return [row[:2] for row in rows], np.array([row[2] for row in rows], kind)
-
-
-def download(name):
-    """The JSON lines of the Hub with the content of a GLUE file -> Path. Raises DataError."""
-    task, split = name.lower().replace("-", "").removesuffix(".tsv").split("/")
+def glue_file(folder, name):
+    """A file of GLUE's folder, or the Hub's copy as JSON lines -> Path. Raises DataError."""
+    if folder:
+        return Path(folder, f"{name}.tsv")
+    task, split = name.lower().replace("-", "").split("/")
     repository = f"SetFit/{task}_mm" if split == "dev_mismatched" else f"SetFit/{task}"
     split = "validation" if split.startswith("dev") else split
-    with reading(repository, f"download GLUE and give its folder, which has {name}, as --glue"):
+    with reading(repository, f"download GLUE and give its folder, which has {name}.tsv, as --glue"):
         file = huggingface_hub.hf_hub_download(repository, f"{split}.jsonl", repo_type="dataset")
     return Path(file)
 
@@ -374,20 +375,22 @@ def download(name):
 def read_pairs(path, task):
     """A file of a task -> rows (first sentence, second sentence, class number or score).
 
-    Rows without a label are left out, and QQP's without two questions. Only a test set may have no
-    label at all. Raises DataError.
+    Rows without a label are left out, and QQP's without two questions. A test set may have no
+    label at all, or not be there: no rows. Raises DataError.
     """
+    is_test = path.stem in ("test", "dev_mismatched")
+    if is_test and not path.exists():
+        return []
     _, columns, classes = TASKS[task]
-    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes) or '0 to 5'}"
+    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
     if path.suffix == ".jsonl":
+        header, columns, classes = None, HUB_COLUMNS, [*map(str, range(len(classes)))]
         form = "a line must be JSON with text1, text2 and label"
-        parse_line = partial(parse, None, HUB_COLUMNS, [*map(str, range(len(classes)))], task)
-        rows = list(read_rows(path, parse_line, form))
     else:
         header = next(read_rows(path, str, form)).split("\t")
-        _, *rows = read_rows(path, partial(parse, header, columns, [*classes], task), form)
+    rows = list(read_rows(path, partial(parse, header, columns, [*classes], task), form))
     pairs = [row for row in rows if row[2] is not None]
-    if not pairs and path.stem != "test":
+    if not pairs and not is_test:
         raise DataError(f"{path}: no labeled rows; {form}")
     if 0 < len(pairs) < len(rows):
         note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(pairs)}")
@@ -399,16 +402,19 @@ def parse(header, columns, classes, task, text):
 
     header: of a table, None for JSON; classes: as they stand in the file. Raises ValueError.
     """
-    row = dict(zip(header, text.split("\t"), strict=task != "qqp")) if header else json.loads(text)
-    cells = [row.get(name) for name in columns]
-    first, second, label = ["" if cell is None else str(cell).strip() for cell in cells]
+    cells = text.split("\t")
+    if cells == header:
+        return None
+    row = dict(zip(header, cells, strict=task != "qqp")) if header else json.loads(text)
+    values = [row.get(name) for name in columns]
+    first, second, label = ["" if value is None else str(value).strip() for value in values]
     # A line end inside a question breaks some of QQP's rows.
-    if label in (*NO_LABEL, columns[2]) or (task == "qqp" and not (first and second)):
+    if label in NO_LABEL or (task == "qqp" and not (first and second)):
         return first, second, None
     if not first or not second:
         raise ValueError("a sentence is empty or missing")
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return first, second, classes.index(label) if classes else number(float, 0, 5, label)
+    return first, second, gold_score(label) if len(classes) == 1 else classes.index(label)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -453,7 +459,7 @@ def main():
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
     set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
-    student = add_head(encoder, max(1, len(TASKS[args.task].classes))).to(args.device)
+    student = add_head(encoder, len(TASKS[args.task].classes)).to(args.device)
     teacher = load_cross_encoder(args.teacher, args.task).to(args.device)
 
     score = partial(scores, args=args)

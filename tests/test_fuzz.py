@@ -140,10 +140,10 @@ def test_sts(fuzz, tmp_path):
 @pytest.mark.parametrize("task", ["mrpc", "stsb", "mnli"])
 def test_glue(fuzz, tmp_path, task):
     paths, columns, classes = dse.TASKS[task]
-    high, low, *_ = classes or ("4.5", "0")
+    high, low, *_ = ("4.5", "0") if task == "stsb" else classes
     rows = [columns, ("A boy \u00e9.", "A lad.", high), ("It's", "\U0001f600 eats", low)]
     table = "\n".join(map("\t".join, rows)).encode()
-    files = {name: table for names in paths.values() for name in names}
+    files = {f"{name}.tsv": table for names in paths.values() for name in names.split()}
     lines = [dict(text1=a, text2=b, label=number) for number, (a, b, _) in enumerate(rows[1:])]
     hub = tmp_path / "train.jsonl"
     files[hub.name] = "\n".join(map(json.dumps, lines)).encode()
