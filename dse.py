@@ -375,8 +375,8 @@ def glue_file(folder, name):
 def read_pairs(path, task):
     """A file of a task -> rows (first sentence, second sentence, class number or score).
 
-    Rows without a label are left out, and QQP's without two questions. A test set may have no
-    label at all, or not be there: no rows. Raises DataError.
+    Rows without two sentences and a label are left out. A test set may have no label at all, or not
+    be there. Raises DataError, also for a class or score that the task does not have.
     """
     is_test = path.stem in ("test", "dev_mismatched")
     if is_test and not path.exists():
@@ -388,7 +388,7 @@ def read_pairs(path, task):
         form = "a line must be JSON with text1, text2 and label"
     else:
         header = next(read_rows(path, str, form)).split("\t")
-    rows = list(read_rows(path, partial(parse, header, columns, [*classes], task), form))
+    rows = list(read_rows(path, partial(parse, header, columns, [*classes]), form))
     pairs = [row for row in rows if row[2] is not None]
     if not pairs and not is_test:
         raise DataError(f"{path}: no labeled rows; {form}")
@@ -397,7 +397,7 @@ def read_pairs(path, task):
     return pairs
 
 
-def parse(header, columns, classes, task, text):
+def parse(header, columns, classes, text):
     """A line -> (first, second, class number or score), with None as the label to leave it out.
 
     header: of a table, None for JSON; classes: as they stand in the file. Raises ValueError.
@@ -405,14 +405,12 @@ def parse(header, columns, classes, task, text):
     cells = text.split("\t")
     if cells == header:
         return None
-    row = dict(zip(header, cells, strict=task != "qqp")) if header else json.loads(text)
+    row = dict(zip(header, cells)) if header else json.loads(text)
     values = [row.get(name) for name in columns]
     first, second, label = ["" if value is None else str(value).strip() for value in values]
-    # A line end inside a question breaks some of QQP's rows.
-    if label in NO_LABEL or (task == "qqp" and not (first and second)):
+    is_broken = header and len(cells) != len(header)  # by a tab or a line end in a sentence
+    if is_broken or label in NO_LABEL or not first or not second:
         return first, second, None
-    if not first or not second:
-        raise ValueError("a sentence is empty or missing")
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
     return first, second, gold_score(label) if len(classes) == 1 else classes.index(label)
 

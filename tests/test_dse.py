@@ -221,8 +221,8 @@ def test_a_test_set_that_is_missing_or_without_labels_is_left_out(tmp_path, test
         assert [(*pair, label) for pair, label in zip(pairs, labels.tolist())] == rows
 
 
-def test_qqps_rows_without_two_questions_are_left_out_and_counted(tmp_path, capsys):
-    """A line end inside a question has broken some rows of GLUE's train.tsv."""
+def test_rows_without_two_sentences_are_left_out_and_counted(tmp_path, capsys):
+    """A line end inside a question has broken some rows of QQP's train.tsv."""
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     rows = ["1\t2\t3\tA?\tB?\t1", "1\t2\t3\tA?\t\t0", "1\t2\t3\tA", "rest\tB?\t1", "1\t2\t3\tA\tB"]
     path = write(tmp_path / "train.tsv", header, *rows)
@@ -247,8 +247,8 @@ def test_the_hubs_json_lines_are_read(tmp_path, capsys, task, label, expected):
     "task, name, lines, expected",
     [
         ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB", "2\t1\t2\tA\tB"], "train.tsv:3: '2' is not"),
-        ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\t"], "train.tsv:2: a sentence is empty"),
-        ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB\tC"], "train.tsv:2: "),
+        ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\t"], "train.tsv: no labeled rows"),
+        ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB\tC"], "train.tsv: no labeled rows"),
         ("mrpc", "train.tsv", [MRPC], "train.tsv: there is nothing in it; .*columns"),
         ("mrpc", "dev.tsv", ["a\tb", "A\tB"], "dev.tsv: no labeled rows; .*columns #1 String"),
         ("stsb", "a.tsv", ["sentence1\tsentence2\tscore", "A\tB\tnan"], "a.tsv:2: 'nan'"),
