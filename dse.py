@@ -326,10 +326,8 @@ NLI = ("entailment", "neutral", "contradiction")
 NLI_COLUMNS = ("sentence1", "sentence2", "gold_label")
 QNLI = ("entailment", "not_entailment")
 SCORE = ("0 to 5",)  # one logit
-MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched")
-MNLI |= dict(matched="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
-ALLNLI = MNLI | dict(train="MNLI/train SNLI/train", snli="SNLI/test")
-ALLNLI["dev"] = "MNLI/dev_matched SNLI/dev"  # both, as in the authors' code
+MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
+ALLNLI = dict(train="MNLI/train SNLI/train", dev="MNLI/dev_matched SNLI/dev", test="SNLI/test")
 TASKS = {
     "mrpc": Task(splits("MRPC"), ("#1 String", "#2 String", "Quality"), BINARY),
     "stsb": Task(splits("STS-B"), ("sentence1", "sentence2", "score"), SCORE),

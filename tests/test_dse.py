@@ -204,9 +204,9 @@ def test_allnli_joins_mnli_and_snli_without_pairs_that_annotators_disagree_on(tm
         write(tmp_path / f"{name}.tsv", NLI, *rows)
     sets = dse.read_task(tmp_path, "allnli")
     found = {name: labels.tolist() for name, (_, labels) in sets.items()}
-    assert found == dict(train=[1, 2, 2, 0], dev=[0, 2], matched=[0], mismatched=[2], snli=[1, 1])
+    assert found == dict(train=[1, 2, 2, 0], dev=[0, 2], test=[1, 1])
     assert sets["train"][0][0] == ('A "boy" runs.', "In MNLI/train")
-    assert list(dse.read_task(tmp_path, "mnli")) == ["train", "dev", "matched", "mismatched"]
+    assert list(dse.read_task(tmp_path, "mnli")) == ["train", "dev", "mismatched"]
 
 
 @pytest.mark.parametrize("test", [None, "#1 String\t#2 String\nA\tB"])
