@@ -223,15 +223,12 @@ def embed_sentences(student, sentences, max_length=MAX_LENGTH):
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
-def logits_of(model, max_length, pairs, compare=None):
-    """The logits of a teacher or student for n pairs of sentences: array [n, C].
-
-    compare(u, v) -> [n] or [n, C] replaces the student's head.
-    """
+def logits_of(model, max_length, pairs):
+    """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs, max_length)
     u, v = [embed_sentences(model, side, max_length) for side in zip(*pairs)]
-    return (compare or model.head.score_pairs)(u, v).cpu().numpy()
+    return model.head.score_pairs(u, v).cpu().numpy()
 
 
 def metrics(logits, labels, task):
@@ -251,11 +248,11 @@ def metrics(logits, labels, task):
     return {name: 100 * float(value) for name, value in values.items()}
 
 
-def scores(model, sets, args, compare=None):
-    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; see logits_of()."""
+def scores(model, sets, args):
+    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": their mean}."""
     row = {}
     for name, (pairs, labels) in sets.items():
-        logits = logits_of(model, args.max_length, pairs, compare)
+        logits = logits_of(model, args.max_length, pairs)
         values = metrics(logits, labels, args.task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = float(np.mean(list(values.values())))
@@ -460,8 +457,6 @@ def main():
 
     score = partial(scores, args=args)
     run.start(score, sets["dev"], teacher=teacher, train=train)
-    if not run.scores and args.task == "stsb" and not args.teacher_only:
-        run.scores["student before, cosine"] = score(student, sets, compare=F.cosine_similarity)
     if teacher.fresh:
         if "teacher" not in run.finished:
             finetune(teacher, pairs, labels, run, args)

@@ -371,8 +371,7 @@ def test_a_run_leaves_the_best_student(call_main, models_folder, files, mrpc, tm
     options += ("--student-layers", "0,2", "--output", out, "--batch-size", 10, "--lr", 5e-3)
     table = call_main(dse, *options, "--teacher-epochs", 1, "--epochs", 2, *more)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-    names = [line[0] for line in lines[2:]]
-    assert names == ["student before, cosine"] * (task == "stsb") + ["teacher", "student"]
+    assert [line[0] for line in lines[2:]] == ["teacher", "student"]
 
     dev = dev_scores(out)
     steps = 2 if task == "mrpc" else 10  # of an epoch, after which dev is scored by default
