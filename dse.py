@@ -93,8 +93,8 @@ def pair_logits(teacher, input_ids, attention_mask):
     """
     inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
     if "token_type_ids" in teacher.tokenizer.model_input_names:
-        separators = (input_ids == teacher.tokenizer.sep_token_id).long()
-        in_second = separators.cumsum(dim=1) - separators > 0
+        is_separator = input_ids == teacher.tokenizer.sep_token_id
+        in_second = is_separator.cumsum(dim=1) > is_separator  # one stands before the token
         inputs["token_type_ids"] = in_second * attention_mask
     return teacher.model(**inputs).logits[:, teacher.order].float()
 
@@ -154,12 +154,10 @@ from common import encode, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
-MAX_LENGTH = 128  # tokens
-
 
 def finetune(teacher, pairs, labels, run, args):
     """Section 3.3: the teacher learns from the labels R [n] of n pairs alone."""
-    tokens = Tokens(teacher, pairs, args.max_length)
+    tokens = Tokens(teacher, pairs)
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
@@ -189,9 +187,9 @@ def distill(student, pairs, labels, targets, run, args):
 
     targets [n, C]: these logits.
     """
-    tokens = [Tokens(student, side, args.max_length) for side in zip(*pairs)]
+    tokens = [Tokens(student, side) for side in zip(*pairs)]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
-    parameters = [value for value in student.parameters() if value.requires_grad]
+    parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train(not args.freeze_encoder)
     run.begin("student", total, [student], optimizer, save_student)
@@ -217,17 +215,17 @@ def distill(student, pairs, labels, targets, run, args):
             run.evaluate(step)
 
 
-def embed_sentences(student, sentences, max_length=MAX_LENGTH):
+def embed_sentences(student, sentences):
     """n sentences -> [n, D] on the student's device, what its head compares."""
-    vectors = encode(embed, student, sentences, max_length)
+    vectors = encode(embed, student, sentences)
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
-def logits_of(model, max_length, pairs):
+def logits_of(model, pairs):
     """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
-        return encode(pair_logits, model, pairs, max_length)
-    u, v = [embed_sentences(model, side, max_length) for side in zip(*pairs)]
+        return encode(pair_logits, model, pairs)
+    u, v = [embed_sentences(model, side) for side in zip(*pairs)]
     return model.head.score_pairs(u, v).cpu().numpy()
 
 
@@ -237,8 +235,9 @@ def metrics(logits, labels, task):
     Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP.
     """
     if task == "stsb":
-        functions = {"Pearson": pearsonr, "Spearman": spearmanr}
-        values = {name: functions[name](logits.ravel(), labels).statistic for name in functions}
+        predicted = logits[:, 0]
+        values = {"Pearson": pearsonr(predicted, labels)[0]}
+        values["Spearman"] = spearmanr(predicted, labels)[0]
     else:
         predicted = logits.argmax(axis=1)
         values = {"accuracy": (predicted == labels).mean() + 0 * logits.sum()}  # NaN stays NaN
@@ -248,14 +247,14 @@ def metrics(logits, labels, task):
     return {name: 100 * float(value) for name, value in values.items()}
 
 
-def scores(model, sets, args):
+def scores(model, sets, task):
     """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": their mean}."""
     row = {}
     for name, (pairs, labels) in sets.items():
-        logits = logits_of(model, args.max_length, pairs)
-        values = metrics(logits, labels, args.task)
+        logits = logits_of(model, pairs)
+        values = metrics(logits, labels, task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
-        row[name] = float(np.mean(list(values.values())))
+        row[name] = sum(values.values()) / len(values)
     return row
 
 
@@ -302,7 +301,7 @@ def load_student(folder, device="cpu"):
     return student.to(device).eval()
 
 
-HUB_COLUMNS = ("text1", "text2", "label")  # of SetFit's data sets, JSON lines
+HUB_COLUMNS = ["text1", "text2", "label"]  # of SetFit's data sets, JSON lines
 NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidden
 
 
@@ -310,26 +309,24 @@ class Task(NamedTuple):
     """One of GLUE's tasks."""
 
     files: dict  # {set: its files in GLUE's folder, without .tsv}
-    columns: tuple  # of the first sentence, the second sentence, and the label
-    classes: tuple  # in the order of the logits
+    columns: list  # of the first sentence, the second sentence, and the label
+    classes: list  # in the order of the logits; one: a score
 
 
 def splits(folder):
     return {split: f"{folder}/{split}" for split in ("train", "dev", "test")}
 
 
-BINARY = ("0", "1")
-NLI = ("entailment", "neutral", "contradiction")
-NLI_COLUMNS = ("sentence1", "sentence2", "gold_label")
-QNLI = ("entailment", "not_entailment")
-SCORE = ("0 to 5",)  # one logit
+BINARY = ["0", "1"]
+NLI = ["entailment", "neutral", "contradiction"]
+NLI_COLUMNS = ["sentence1", "sentence2", "gold_label"]
 MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
 ALLNLI = dict(train="MNLI/train SNLI/train", dev="MNLI/dev_matched SNLI/dev", test="SNLI/test")
 TASKS = {
-    "mrpc": Task(splits("MRPC"), ("#1 String", "#2 String", "Quality"), BINARY),
-    "stsb": Task(splits("STS-B"), ("sentence1", "sentence2", "score"), SCORE),
-    "qqp": Task(splits("QQP"), ("question1", "question2", "is_duplicate"), BINARY),
-    "qnli": Task(splits("QNLI"), ("question", "sentence", "label"), QNLI),
+    "mrpc": Task(splits("MRPC"), ["#1 String", "#2 String", "Quality"], BINARY),
+    "stsb": Task(splits("STS-B"), ["sentence1", "sentence2", "score"], ["0 to 5"]),
+    "qqp": Task(splits("QQP"), ["question1", "question2", "is_duplicate"], BINARY),
+    "qnli": Task(splits("QNLI"), ["question", "sentence", "label"], [NLI[0], "not_entailment"]),
     "mnli": Task(MNLI, NLI_COLUMNS, NLI),
     "allnli": Task(ALLNLI, NLI_COLUMNS, NLI),
 }
@@ -383,7 +380,7 @@ def read_pairs(path, task):
         form = "a line must be JSON with text1, text2 and label"
     else:
         header = next(read_rows(path, str, form)).split("\t")
-    rows = list(read_rows(path, partial(parse, header, columns, [*classes]), form))
+    rows = list(read_rows(path, partial(parse, header, columns, classes), form))
     pairs = [row for row in rows if row[2] is not None]
     if not pairs and not is_test:
         raise DataError(f"{path}: no labeled rows; {form}")
@@ -407,7 +404,7 @@ def parse(header, columns, classes, text):
     if is_broken or label in NO_LABEL or not first or not second:
         return first, second, None
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return first, second, gold_score(label) if len(classes) == 1 else classes.index(label)
+    return first, second, classes.index(label) if len(classes) > 1 else gold_score(label)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -434,7 +431,7 @@ def parse_args():
     add("--epochs", type=count, default=8, help="(default: %(default)s; 4.1.1)")
     add("--batch-size", type=count, default=32, help="in pairs (default: %(default)s; 4.1.1)")
     add("--lr", type=positive, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
-    add_run_options(parser, "runs/dse", max_length=MAX_LENGTH, eval_steps=None, patience=0)
+    add_run_options(parser, "runs/dse", max_length=128, eval_steps=None, patience=0)
     demo = dict(task="stsb", batch_size=32, epochs=4, lr=2e-4, eval_steps=40)
     args = parser.parse(**demo, teacher_epochs=2, teacher_lr=1e-4)
     if args.lr is None:
@@ -446,17 +443,17 @@ def main():
     args = parse_args()
     run = Run(args)
     sets = read_task(args.glue, args.task)
-    train = sets.pop("train")
-    pairs, labels = train
+    pairs, labels = sets.pop("train")
     args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
     set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
     student = add_head(encoder, len(TASKS[args.task].classes)).to(args.device)
     teacher = load_cross_encoder(args.teacher, args.task).to(args.device)
-
-    score = partial(scores, args=args)
-    run.start(score, sets["dev"], teacher=teacher, train=train)
+    for model in (student, teacher):
+        model.max_length = min(args.max_length, model.max_length)  # their folders state it, too
+    score = partial(scores, task=args.task)
+    run.start(score, sets["dev"], teacher=teacher, train=[pairs, labels])
     if teacher.fresh:
         if "teacher" not in run.finished:
             finetune(teacher, pairs, labels, run, args)
@@ -465,8 +462,8 @@ def main():
     if "student" not in run.finished:
         run.scores["teacher"] = score(teacher, sets)
         if not args.teacher_only:
-            settings = (args.max_length, args.precision, f"logits {teacher.order}")
-            targets = teacher_embeddings(pair_logits, teacher, pairs, *settings)
+            settings = dict(precision=args.precision, what=f"logits {teacher.order}")
+            targets = teacher_embeddings(pair_logits, teacher, pairs, **settings)
             distill(student, pairs, labels, targets, run, args)
             run.finish({"student": score(load_student(run.folder, args.device), sets)})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."

@@ -171,7 +171,7 @@ def measure_dse(name, layers):
     pairs = list(zip(sentences[:DSE_PAIRS], sentences[-DSE_PAIRS:]))
     encode(dse.pair_logits, teacher, pairs[:100])  # warms up
     dse.embed_sentences(student, sentences[:100])
-    pair, _ = seconds(encode, dse.pair_logits, teacher, pairs, dse.MAX_LENGTH)
+    pair, _ = seconds(encode, dse.pair_logits, teacher, pairs)
     pair /= len(pairs)
     offline, vectors = seconds(dse.embed_sentences, student, sentences)
     queries = [[text] for text in sentences[:DSE_QUERIES]]

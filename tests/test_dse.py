@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,7 +160,7 @@ def test_the_cross_encoder_reads_pairs_as_transformers_does(models_folder, tmp_p
     assert not again.fresh
     expected = classify(tmp_path / "teacher", pairs)
     for model in (teacher, again):
-        assert difference(dse.logits_of(model, 128, pairs), expected) < 1e-5
+        assert difference(dse.logits_of(model, pairs), expected) < 1e-5
 
 
 def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
@@ -174,7 +173,7 @@ def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
     assert not teacher.fresh
     pair = tuple(demo_sentences(2))
     expected = classify(tmp_path / "teacher", [pair])[:, [2, 1, 0]]
-    assert difference(dse.logits_of(teacher, 128, [pair]), expected) < 1e-5
+    assert difference(dse.logits_of(teacher, [pair]), expected) < 1e-5
     with pytest.raises(common.DataError, match="teacher: .*other classes.*classify 0, 1"):
         dse.load_cross_encoder(tmp_path / "teacher", "mrpc")
 
@@ -276,7 +275,7 @@ def test_metrics_are_those_counted_by_hand(monkeypatch):
     assert dse.metrics(logits, labels, "mrpc") == expected
     assert dse.metrics(logits, labels, "qnli") == {"accuracy": pytest.approx(60)}
     monkeypatch.setattr(dse, "logits_of", lambda *_: logits)
-    row = dse.scores(None, {"dev": ([], labels)}, SimpleNamespace(task="mrpc", max_length=128))
+    row = dse.scores(None, {"dev": ([], labels)}, "mrpc")
     assert row["dev F1"] == expected["F1"]
     assert row["dev"] == pytest.approx((60 + 200 / 3) / 2)
     gold, scores = np.array([0.0, 1, 2, 5]), np.array([[0.0], [3], [2], [9]])  # one inversion
@@ -369,6 +368,7 @@ def test_a_run_leaves_the_best_student(call_main, models_folder, files, mrpc, tm
     folder, out = mrpc if task == "mrpc" else files, tmp_path / "out"
     options = ("--task", task, "--glue", folder, "--teacher", models_folder / "bert")
     options += ("--student-layers", "0,2", "--output", out, "--batch-size", 10, "--lr", 5e-3)
+    options += ("--max-length", 20)
     table = call_main(dse, *options, "--teacher-epochs", 1, "--epochs", 2, *more)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     assert [line[0] for line in lines[2:]] == ["teacher", "student"]
@@ -378,8 +378,9 @@ def test_a_run_leaves_the_best_student(call_main, models_folder, files, mrpc, tm
     assert [step for _, step in dev] == [0, steps, 0, steps, 2 * steps]
     best, sets = dse.load_student(out), dse.read_task(folder, task)
     del sets["train"]
-    row = dse.scores(best, sets, SimpleNamespace(task=task, max_length=128))
+    row = dse.scores(best, sets, task)
     assert lines[-1][1:] == [f"{score:.2f}" for score in row.values()]
+    assert best.max_length == 20
     scored = [score for (stage, _), score in dev.items() if stage == "student"]
     assert row["dev"] == pytest.approx(max(scored))
     if "--freeze-encoder" in more:
