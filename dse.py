@@ -68,19 +68,15 @@ def pool_last_four(hidden_states, attention_mask):
     than four are all used. attention_mask [N, L]. Returns [N, 4 H]: for each layer the mean over
     the tokens that are not padding, [SEP] included and [CLS] left out.
     """
-    mask = attention_mask.clone()
+    mask = attention_mask.unsqueeze(-1).clone()  # [N, L, 1]
     mask[:, 0] = 0
-    mask = mask.unsqueeze(-1)  # [N, L, 1]
     tokens = mask.sum(dim=1)  # [N, 1]
     means = [(layer * mask).sum(dim=1) / tokens for layer in hidden_states[-LAYERS_POOLED:]]
     return torch.cat(means, dim=1)
 
 
 def embed(encoder, input_ids, attention_mask):
-    """psi of eq. 1: token ids and mask, [N, L] each -> embeddings [N, D] in float32.
-
-    encoder: has `model`, a transformer. The same in training and scoring.
-    """
+    """psi of eq. 1: token ids and mask, [N, L] each -> embeddings [N, D] in float32."""
     output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
     layers = output.hidden_states[1:]  # the first is the embedding layer's output
     return pool_last_four(layers, attention_mask).float()
@@ -105,10 +101,7 @@ def pair_features(u, v):
 
 
 class SimilarityHead(nn.Module):
-    """Eq. 3: f(u, v) = w^T ReLU(W h), with C rows in w for the logits of C classes.
-
-    dimension: D, that of an embedding.
-    """
+    """Eq. 3: f(u, v) = w^T ReLU(W h), u and v of `dimension` D, w with a row for each class."""
 
     def __init__(self, dimension, classes):
         super().__init__()
@@ -148,15 +141,14 @@ from scipy.stats import pearsonr, spearmanr
 
 from common import ArgumentParser, DataError, add_run_options, run_main
 from common import count, dropout_rate, fraction, positive
-from common import number, read_rows, reading, replace_file, resolve
-from common import load_encoder, save_encoder, set_dropout
-from common import encode, teacher_embeddings
+from common import gold_score, read_rows, reading, replace_file, resolve
+from common import encode, load_encoder, save_encoder, set_dropout, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
 
 
 def finetune(teacher, pairs, labels, run, args):
-    """Section 3.3: the teacher learns from the labels R [n] of n pairs alone."""
+    """Section 3.3: the teacher learns the labels R [n] of n pairs, and nothing else."""
     tokens = Tokens(teacher, pairs)
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
@@ -183,10 +175,7 @@ def finetune(teacher, pairs, labels, run, args):
 
 
 def distill(student, pairs, labels, targets, run, args):
-    """Section 3.2: the student learns the labels R [n] of n pairs and the teacher's logits.
-
-    targets [n, C]: these logits.
-    """
+    """Section 3.2: the student learns labels R [n] and the teacher's logits, targets [n, C]."""
     tokens = [Tokens(student, side) for side in zip(*pairs)]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = list(student.parameters())
@@ -235,9 +224,8 @@ def metrics(logits, labels, task):
     Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP.
     """
     if task == "stsb":
-        predicted = logits[:, 0]
-        values = {"Pearson": pearsonr(predicted, labels)[0]}
-        values["Spearman"] = spearmanr(predicted, labels)[0]
+        values = {"Pearson": pearsonr(logits[:, 0], labels).statistic}
+        values["Spearman"] = spearmanr(logits[:, 0], labels).statistic
     else:
         predicted = logits.argmax(axis=1)
         values = {"accuracy": (predicted == labels).mean() + 0 * logits.sum()}  # NaN stays NaN
@@ -251,8 +239,7 @@ def scores(model, sets, task):
     """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": their mean}."""
     row = {}
     for name, (pairs, labels) in sets.items():
-        logits = logits_of(model, pairs)
-        values = metrics(logits, labels, task)
+        values = metrics(logits_of(model, pairs), labels, task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = sum(values.values()) / len(values)
     return row
@@ -344,9 +331,8 @@ def read_task(folder, task):
         for name in names.split():
             rows += read_pairs(glue_file(folder, name), task)
         if rows:
-            labels = [row[2] for row in rows]
-            kind = np.float32 if task == "stsb" else np.int64
-            sets[split] = [row[:2] for row in rows], np.array(labels, kind)
+            pairs, labels = zip(*rows)
+            sets[split] = pairs, np.array(labels, np.float32 if task == "stsb" else np.int64)
     if np.ptp(sets["train"][1]) == 0:
         raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
     return sets
@@ -365,7 +351,7 @@ def glue_file(folder, name):
 
 
 def read_pairs(path, task):
-    """A file of a task -> rows (first sentence, second sentence, class number or score).
+    """A file of a task -> rows (pair of sentences, class number or score).
 
     Rows without two sentences and a label are left out. A test set may have no label at all, or not
     be there. Raises DataError, also for a class or score that the task does not have.
@@ -381,16 +367,16 @@ def read_pairs(path, task):
     else:
         header = next(read_rows(path, str, form)).split("\t")
     rows = list(read_rows(path, partial(parse, header, columns, classes), form))
-    pairs = [row for row in rows if row[2] is not None]
-    if not pairs and not is_test:
+    labeled = [row for row in rows if row[1] is not None]
+    if not labeled and not is_test:
         raise DataError(f"{path}: no labeled rows; {form}")
-    if 0 < len(pairs) < len(rows):
-        note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(pairs)}")
-    return pairs
+    if 0 < len(labeled) < len(rows):
+        note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(labeled)}")
+    return labeled
 
 
 def parse(header, columns, classes, text):
-    """A line -> (first, second, class number or score), with None as the label to leave it out.
+    """A line -> (pair of sentences, class number or score); None instead of it: left out.
 
     header: of a table, None for JSON; classes: as they stand in the file. Raises ValueError.
     """
@@ -402,9 +388,9 @@ def parse(header, columns, classes, text):
     first, second, label = ["" if value is None else str(value).strip() for value in values]
     is_broken = header and len(cells) != len(header)  # by a tab or a line end in a sentence
     if is_broken or label in NO_LABEL or not first or not second:
-        return first, second, None
+        return (first, second), None
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return first, second, classes.index(label) if len(classes) > 1 else gold_score(label)
+    return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -413,7 +399,7 @@ def parse(header, columns, classes, text):
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("models and data").add_argument
-    add("--task", choices=tuple(TASKS), default="mrpc", help="of GLUE (default: %(default)s)")
+    add("--task", choices=TASKS, default="mrpc", help="of GLUE (default: %(default)s)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
     teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)

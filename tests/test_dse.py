@@ -225,18 +225,18 @@ def test_rows_without_two_sentences_are_left_out_and_counted(tmp_path, capsys):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     rows = ["1\t2\t3\tA?\tB?\t1", "1\t2\t3\tA?\t\t0", "1\t2\t3\tA", "rest\tB?\t1", "1\t2\t3\tA\tB"]
     path = write(tmp_path / "train.tsv", header, *rows)
-    assert dse.read_pairs(path, "qqp") == [("A?", "B?", 1)]
+    assert dse.read_pairs(path, "qqp") == [(("A?", "B?"), 1)]
     assert "missing sentence or label: 4\n" in capsys.readouterr().err
     rows = [f'{{"text1": "A", "text2": {text}, "label": 0}}' for text in ("null", '"B"')]
     path = write(tmp_path / "a.jsonl", *rows)
-    assert dse.read_pairs(path, "qqp") == [("A", "B", 0)]
+    assert dse.read_pairs(path, "qqp") == [(("A", "B"), 0)]
     assert "missing sentence or label: 1\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task, label, expected", [("mnli", 2, 2), ("stsb", 3.5, 3.5)])
 def test_the_hubs_json_lines_are_read(tmp_path, capsys, task, label, expected):
     path = write(tmp_path / "test.jsonl", f'{{"text1": " A", "text2": "B", "label": {label}}}')
-    assert dse.read_pairs(path, task) == [("A", "B", expected)]
+    assert dse.read_pairs(path, task) == [(("A", "B"), expected)]
     write(path, '{"text1": "A", "text2": "B", "label": -1}')  # hidden
     assert dse.read_pairs(path, task) == []
     assert capsys.readouterr().err == ""
