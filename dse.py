@@ -27,7 +27,6 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
 """
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -170,7 +169,7 @@ def finetune(teacher, pairs, labels, run, args):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss)
-        if step % args.eval_steps == 0 or step == total:
+        if step % (args.eval_steps or epoch_steps) == 0 or step == total:
             run.evaluate(step)
 
 
@@ -200,7 +199,7 @@ def distill(student, pairs, labels, targets, run, args):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss)
-        if step % args.eval_steps == 0 or step == total:
+        if step % (args.eval_steps or epoch_steps) == 0 or step == total:
             run.evaluate(step)
 
 
@@ -306,6 +305,7 @@ def splits(folder):
 
 BINARY = ["0", "1"]
 NLI = ["entailment", "neutral", "contradiction"]
+QNLI = ["entailment", "not_entailment"]
 NLI_COLUMNS = ["sentence1", "sentence2", "gold_label"]
 MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
 ALLNLI = dict(train="MNLI/train SNLI/train", dev="MNLI/dev_matched SNLI/dev", test="SNLI/test")
@@ -313,7 +313,7 @@ TASKS = {
     "mrpc": Task(splits("MRPC"), ["#1 String", "#2 String", "Quality"], BINARY),
     "stsb": Task(splits("STS-B"), ["sentence1", "sentence2", "score"], ["0 to 5"]),
     "qqp": Task(splits("QQP"), ["question1", "question2", "is_duplicate"], BINARY),
-    "qnli": Task(splits("QNLI"), ["question", "sentence", "label"], [NLI[0], "not_entailment"]),
+    "qnli": Task(splits("QNLI"), ["question", "sentence", "label"], QNLI),
     "mnli": Task(MNLI, NLI_COLUMNS, NLI),
     "allnli": Task(ALLNLI, NLI_COLUMNS, NLI),
 }
@@ -332,7 +332,8 @@ def read_task(folder, task):
             rows += read_pairs(glue_file(folder, name), task)
         if rows:
             pairs, labels = zip(*rows)
-            sets[split] = pairs, np.array(labels, np.float32 if task == "stsb" else np.int64)
+            kind = np.float32 if task == "stsb" else np.int64
+            sets[split] = pairs, np.array(labels, kind)
     if np.ptp(sets["train"][1]) == 0:
         raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
     return sets
@@ -390,7 +391,8 @@ def parse(header, columns, classes, text):
     if is_broken or label in NO_LABEL or not first or not second:
         return (first, second), None
     (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
+    value = classes.index(label) if len(classes) > 1 else gold_score(label)
+    return (first, second), value
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -430,7 +432,6 @@ def main():
     run = Run(args)
     sets = read_task(args.glue, args.task)
     pairs, labels = sets.pop("train")
-    args.eval_steps = args.eval_steps or math.ceil(len(pairs) / args.batch_size)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
     set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
