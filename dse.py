@@ -255,7 +255,7 @@ def load_cross_encoder(name, task):
     classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
-    with reading(name, f"it must be a plain encoder, or classify {', '.join(classes)}"):
+    with reading(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
         model, report = load(resolve(name, model=True), output_loading_info=True, **options)
         labels = {label.lower(): at for label, at in model.config.label2id.items()}
         teacher.order = [labels.get(name, at) for at, name in enumerate(classes)]

@@ -174,7 +174,7 @@ def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
     pair = tuple(demo_sentences(2))
     expected = classify(tmp_path / "teacher", [pair])[:, [2, 1, 0]]
     assert difference(dse.logits_of(teacher, [pair]), expected) < 1e-5
-    with pytest.raises(common.DataError, match="teacher: .*other classes.*classify 0, 1"):
+    with pytest.raises(common.DataError, match="teacher: .*other classes.*predict 0, 1"):
         dse.load_cross_encoder(tmp_path / "teacher", "mrpc")
 
 
