@@ -146,7 +146,7 @@ import numpy as np
 
 from common import ArgumentParser, DataError, count, count_or_none, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_triplets, resolve, training_sentences
+from common import evaluation_sets, read_sentences, read_triplets, resolve
 from common import encode, load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
@@ -211,7 +211,7 @@ def distill(encoder, sentences, targets, run, args):
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
-        if step % epoch_steps == 1 or epoch_steps == 1:
+        if (step - 1) % epoch_steps == 0:
             bank.clear()
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         optimizer.param_groups[0]["lr"] = args.lr * warmup_cosine(step, epoch_steps, total)
@@ -339,7 +339,7 @@ def main():
     choose_learning_rates(args, encoder)
     teacher, sentences, triplets = None, [], []
     if args.stage != "finetune":
-        sentences = training_sentences(args.train)
+        sentences = read_sentences(args.train)
         teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
         choose_queue_size(args, len(sentences))
     if args.stage != "distill":

@@ -44,7 +44,7 @@ PROGRAM = "sentence-distillation"  # args.json has it if a run of this project w
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
-BAR = dict(mininterval=1, disable=RANK > 0)  # of all progress bars; seconds
+BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # of progress bars; seconds
 
 # ---- Errors --------------------------------------------------------------------------------------
 
@@ -119,8 +119,14 @@ def columns(text, at, only=True):
     return picked
 
 
-def read_sentences(path):
-    """One sentence per line, blank lines left out -> list of str. Raises DataError."""
+def read_sentences(name):
+    """A file with a sentence per line, or the distinct texts of triplets (.csv) -> list of str.
+
+    name: for resolve(). Blank lines are left out. Raises DataError.
+    """
+    path = resolve(name)
+    if path.name.endswith((".csv", ".csv.gz")):
+        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = list(read_rows(path, str.strip, form))
     head = sentences[:1000]
@@ -179,7 +185,7 @@ def read_sts(folder, split="test"):
             gold = file.with_name(file.name.replace(".input.", ".gs."))
             texts = read_rows(file, partial(columns, at=(0, 1), only=False), form)
             with reading(gold, form):
-                rows = zip(texts, gold.read_text("utf-8").splitlines(), strict=True)
+                rows = zip(texts, gold.read_text("utf-8-sig").splitlines(), strict=True)
                 sets[year] += [(*text, gold_score(score)) for text, score in rows if score]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
     return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), only=False)}
@@ -326,8 +332,8 @@ def load_encoder(name, pooling=None, layers=None, default="mean", several=False)
         if heads and dense and torch.equal(heads[0][0].weight, dense.weight):
             heads[0][0] = dense  # one layer, so that training keeps both the same
         encoder.heads = nn.Sequential(*heads)
-    if layers:
-        keep_layers(name, encoder.model, layers)
+        if layers:
+            keep_layers(name, encoder.model, layers)
     return encoder
 
 
@@ -432,8 +438,7 @@ def read_head(folder, entry):
     place = folder / entry["path"]
     config = read_json(place / "config.json")
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    weights = place / "model.safetensors"
-    pickled = place / "pytorch_model.bin"
+    weights, pickled = place / "model.safetensors", place / "pytorch_model.bin"
     tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")
     nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
     return nn.Sequential(linear, getattr(nn, config["activation_function"].split(".")[-1])())
@@ -727,7 +732,8 @@ class Run:
         is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
             raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
-        if not is_run and any(self.folder.glob("[!.]*")):  # a killed run may leave a hidden file
+        used = self.folder.is_file() or any(self.folder.glob("[!.]*"))  # a killed run's are hidden
+        if used and not is_run:
             raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
         for source in (vars(args).get("teacher"), args.student):
             if source and Path(source).resolve() == self.folder.resolve():
@@ -745,10 +751,10 @@ class Run:
         settings = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
         settings |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
         before = read_json(self.folder / "args.json") if self.args.resume else {}
-        changed = [f"another {name}" for name in settings if before.get(name) != settings[name]]
-        if before and changed:
-            found = f"the run to resume has {', '.join(changed)}"
-            raise DataError(f"{self.folder}: {found}; --overwrite begins again")
+        for name, value in settings.items() if before else ():
+            if before.get(name) != value:
+                found = f"the run to resume has another {name}: {before.get(name)}, not {value}"
+                raise DataError(f"{self.folder}: {found}; --overwrite begins again")
         if before and self.file.exists():
             with reading(self.file, "it must be whole; --overwrite begins again"):
                 self.state = json.loads(safe_open(self.file, "pt").metadata()["state"])
@@ -870,6 +876,7 @@ class Run:
             note("The student is unchanged: no step beat its first dev score. Try another --lr.")
         self.finished.append(self.state["stage"])
         self.scores.update(scores)
+        self.modules, self.optimizer = [], None  # whose memory is free for what follows
         self.checkpoint()
 
     def write_card(self, text, task="sts", library="sentence-transformers"):
@@ -1010,14 +1017,6 @@ def set_dropout(encoder, dropout):
         if isinstance(module, nn.Dropout):
             module.p = dropout
     return encoder
-
-
-def training_sentences(name):
-    """--train -> list of str: sentences, or the distinct texts of triplets. Raises DataError."""
-    path = resolve(name)
-    if path.name.endswith((".csv", ".csv.gz")):
-        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
-    return read_sentences(path)
 
 
 def evaluation_sets(args):

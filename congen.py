@@ -138,7 +138,7 @@ import numpy as np
 
 from common import ArgumentParser, DataError, count, fraction, positive, run_main
 from common import add_data_options, add_model_options, add_run_options
-from common import columns, read_rows, evaluation_sets, training_sentences
+from common import columns, evaluation_sets, read_rows, read_sentences
 from common import load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
 from common import step_seed, to_device
@@ -277,7 +277,7 @@ def parse_args():
 def read_views(args):
     """--pairs or --train -> Views. Raises DataError."""
     if not args.pairs:
-        return Views(training_sentences(args.train), None)
+        return Views(read_sentences(args.train), None)
     form = "pairs of views are two tab-separated columns"
     first, second = zip(*read_rows(args.pairs, lambda text: columns(text, (0, 1)), form))
     return Views(list(first), list(second))

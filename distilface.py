@@ -122,7 +122,7 @@ from functools import partial
 
 from common import MINILM, ArgumentParser, DataError, add_data_options, add_run_options, run_main
 from common import count, count_or_none, dropout_rate, positive
-from common import evaluation_sets, reading, training_sentences
+from common import evaluation_sets, read_sentences, reading
 from common import load_encoder, pooling_module, save_encoder, set_dropout, spearman
 from common import Run, Tokens, autocast, average_gradients, gather, own_rows, step_seed
 
@@ -237,7 +237,7 @@ def main():
     run = Run(args)
     sets = evaluation_sets(args)
     score = partial(spearman, embed, sets=sets)
-    sentences = training_sentences(args.train)
+    sentences = read_sentences(args.train)
     encoder = load_student(args.student, args, args.student_layers)
     check_training(encoder, len(sentences), args)
 

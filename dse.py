@@ -209,12 +209,15 @@ def embed_sentences(student, sentences):
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
-def logits_of(model, pairs):
-    """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
+def logits_of(model, pairs, compare=None):
+    """The logits of a teacher or student for n pairs of sentences: array [n, C].
+
+    compare(u, v) -> [n] or [n, C] replaces the student's head.
+    """
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
     u, v = [embed_sentences(model, side) for side in zip(*pairs)]
-    return model.head.score_pairs(u, v).cpu().numpy()
+    return (compare or model.head.score_pairs)(u, v).cpu().numpy()
 
 
 def metrics(logits, labels, task):
@@ -223,8 +226,8 @@ def metrics(logits, labels, task):
     Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP.
     """
     if task == "stsb":
-        values = {"Pearson": pearsonr(logits[:, 0], labels).statistic}
-        values["Spearman"] = spearmanr(logits[:, 0], labels).statistic
+        values = {"Pearson": pearsonr(logits.ravel(), labels).statistic}
+        values["Spearman"] = spearmanr(logits.ravel(), labels).statistic
     else:
         predicted = logits.argmax(axis=1)
         values = {"accuracy": (predicted == labels).mean() + 0 * logits.sum()}  # NaN stays NaN
@@ -234,11 +237,11 @@ def metrics(logits, labels, task):
     return {name: 100 * float(value) for name, value in values.items()}
 
 
-def scores(model, sets, task):
-    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": their mean}."""
+def scores(model, sets, task, compare=None):
+    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; see logits_of()."""
     row = {}
     for name, (pairs, labels) in sets.items():
-        values = metrics(logits_of(model, pairs), labels, task)
+        values = metrics(logits_of(model, pairs, compare), labels, task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = sum(values.values()) / len(values)
     return row
@@ -369,9 +372,9 @@ def read_pairs(path, task):
         header = next(read_rows(path, str, form)).split("\t")
     rows = list(read_rows(path, partial(parse, header, columns, classes), form))
     labeled = [row for row in rows if row[1] is not None]
-    if not labeled and not is_test:
+    if not labeled and path.stem != "test":
         raise DataError(f"{path}: no labeled rows; {form}")
-    if 0 < len(labeled) < len(rows):
+    if len(labeled) < len(rows):
         note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(labeled)}")
     return labeled
 
@@ -441,6 +444,8 @@ def main():
         model.max_length = min(args.max_length, model.max_length)  # their folders state it, too
     score = partial(scores, task=args.task)
     run.start(score, sets["dev"], teacher=teacher, train=[pairs, labels])
+    if args.task == "stsb" and not run.scores and not args.teacher_only:
+        run.scores["student before, cosine"] = score(student, sets, compare=F.cosine_similarity)
     if teacher.fresh:
         if "teacher" not in run.finished:
             finetune(teacher, pairs, labels, run, args)

@@ -18,10 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from common import POOLINGS, RANK, ArgumentParser, reading, run_main, table
-from common import columns, read_rows, read_scored_pairs, read_sts, write_json, refuse_overwriting
-from common import resolve
-from common import load_encoder
-from common import encode, spearman
+from common import columns, read_rows, read_scored_pairs, read_sts
+from common import encode, load_encoder, refuse_overwriting, resolve, spearman, write_json
 
 JOINS = {  # of several layers [N, L, H], token by token
     "mean": lambda layers: torch.stack(layers).mean(dim=0),

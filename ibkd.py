@@ -151,7 +151,7 @@ import numpy as np
 
 from common import DEMO, ArgumentParser, DataError, count, number, positive, run_main, weight
 from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_triplets, resolve, training_sentences
+from common import evaluation_sets, read_sentences, read_triplets, resolve
 from common import load_encoder, load_student, spearman, teacher_embeddings
 from common import Run, Tokens, autocast, average_gradients, gather, own_rows
 from common import step_seed, to_device
@@ -183,7 +183,7 @@ def distill(encoder, texts, targets, run, args):
         optimizer.param_groups[0]["lr"] = args.lr * (total + 1 - step) / total
         inputs = tokens.batch(own_rows(rows), args.device)
         with autocast(args.device, args.precision):
-            own = embed(encoder, *inputs, True, heads)  # [n, H], [n, D]
+            own = embed(encoder, *inputs, with_input=True, heads=heads)  # [n, H], [n, D]
         x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T]
         contrast = info_nce(mapping(s), target, args.temperature)
@@ -205,7 +205,7 @@ def embed_in_parts(encoder, tokens, rows, heads, device):
     order = np.argsort(tokens.lengths[rows], kind="stable")
     s = []
     for part in np.array_split(rows[order], math.ceil(len(rows) / PART)):
-        s.append(embed(encoder, *tokens.batch(part, device), False, heads))
+        s.append(embed(encoder, *tokens.batch(part, device), heads=heads))
     back = np.argsort(order)
     return torch.cat(s)[to_device(back, device)]
 
@@ -237,7 +237,7 @@ def finetune(encoder, texts, labels, run, args):
         others = np.concatenate([own[:, 1], own[:, 2:].ravel()])  # n positives, n K negatives
         inputs = tokens.batch(own[:, 0], args.device)
         with autocast(args.device, args.precision):
-            x, s = embed(encoder, *inputs, True, heads)  # of the anchors [n, H], [n, D]
+            x, s = embed(encoder, *inputs, with_input=True, heads=heads)  # anchors [n, H], [n, D]
             s_others = embed_in_parts(encoder, tokens, others, heads, args.device)
         positive, negatives = mapping(s_others).tensor_split([len(own)])  # S' [n, D'], [n K, D']
         negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D']
@@ -272,7 +272,7 @@ class Task(NamedTuple):
 def similarity_task(teacher, args):
     """Section 4.3, STS (semantic textual similarity). Raises DataError."""
     sets = evaluation_sets(args)
-    texts = training_sentences(args.train) if args.stage != "finetune" else []
+    texts = read_sentences(args.train) if args.stage != "finetune" else []
     triplets = read_triplets(resolve(args.triplets)) if args.stage != "distill" else []
     if len(texts) == 1:
         raise DataError(f"{args.train}: one training text; InfoNCE needs at least two")

@@ -28,7 +28,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from common import DEMO, ArgumentParser, DataError, reading, run_main
-from common import evaluation_sets, read_rows, training_sentences
+from common import evaluation_sets, read_rows, read_sentences
 from common import refuse_overwriting, write_json
 from common import encode, load_encoder, spearman
 from eval_sts import embed
@@ -274,7 +274,7 @@ def read_texts(args):
     if args.figure in ("curve", "data"):
         return args.against
     if args.figure in ("covariance", "neighbours"):
-        sentences = training_sentences(args.sentences)
+        sentences = read_sentences(args.sentences)
         return sentences, args.query or sentences[:1]
     sets = evaluation_sets(args)
     return sets if args.figure == "speed" else sets["dev"]

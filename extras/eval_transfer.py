@@ -27,7 +27,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from common import POOLINGS, ArgumentParser, DataError, number, reading, run_main, table
+from common import BAR, POOLINGS, ArgumentParser, DataError, number, reading, run_main, table
 from common import refuse_overwriting, resolve, write_json
 from common import encode, load_encoder
 from eval_sts import embed
@@ -195,7 +195,7 @@ def score_model(name, encoder, tasks, folds):
     texts = sorted({text for split in splits for text in (*split.first, *split.second)} - {""})
     vector = dict(zip(texts, encode(embed, encoder, texts)))
     scores = {}
-    for task in tqdm(tasks, f"{name}: classifiers", leave=False):
+    for task in tqdm(tasks, f"{name}: classifiers", leave=False, **BAR):
         with threadpool_limits(1):  # on matrices of this size ten times as fast as two threads
             scores |= score(task, tasks[task], vector, folds)
     if set(TASKS) <= set(scores):

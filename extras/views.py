@@ -24,7 +24,7 @@ import transformers
 from tqdm import tqdm
 
 from common import ArgumentParser, DataError, count_or_none, reading, run_main
-from common import load_encoder, read_rows, replace_file, resolve, training_sentences
+from common import load_encoder, read_rows, read_sentences, replace_file, resolve
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
@@ -170,7 +170,7 @@ def main():
     args = parse_args()
     if Path(args.output).exists():
         raise DataError(f"{args.output}: exists already; choose another --output")
-    sentences = [" ".join(text.split()) for text in training_sentences(args.train)]
+    sentences = [" ".join(text.split()) for text in read_sentences(args.train)]
     make = make_views(args)
     random = np.random.default_rng(args.seed)
     lines = []

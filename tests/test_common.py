@@ -43,11 +43,11 @@ def test_files_are_read(tmp_path, reader, text, expected, name):
     assert getattr(common, f"read_{reader}")(write(tmp_path / name, data)) == expected
 
 
-def test_training_sentences_are_lines_or_the_distinct_texts_of_triplets(tmp_path):
+def test_sentences_are_lines_or_the_distinct_texts_of_triplets(tmp_path):
     lines = write(tmp_path / "a.txt", "one\ntwo\none\n")
-    assert common.training_sentences(str(lines)) == ["one", "two", "one"]
+    assert common.read_sentences(str(lines)) == ["one", "two", "one"]
     triplets = write(tmp_path / "a.csv", HEADER + "a,b,c\na,c,d\n")
-    assert common.training_sentences(str(triplets)) == ["a", "b", "c", "d"]
+    assert common.read_sentences(str(triplets)) == ["a", "b", "c", "d"]
 
 
 BAD_BYTE = b"good\n" * 5000 + b"\xff\n" + b"good\n" * 5000

@@ -234,19 +234,17 @@ def test_rows_without_two_sentences_are_left_out_and_counted(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("task, label, expected", [("mnli", 2, 2), ("stsb", 3.5, 3.5)])
-def test_the_hubs_json_lines_are_read(tmp_path, capsys, task, label, expected):
+def test_the_hubs_json_lines_are_read(tmp_path, task, label, expected):
     path = write(tmp_path / "test.jsonl", f'{{"text1": " A", "text2": "B", "label": {label}}}')
     assert dse.read_pairs(path, task) == [(("A", "B"), expected)]
     write(path, '{"text1": "A", "text2": "B", "label": -1}')  # hidden
     assert dse.read_pairs(path, task) == []
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     "task, name, lines, expected",
     [
         ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB", "2\t1\t2\tA\tB"], "train.tsv:3: '2' is not"),
-        ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\t"], "train.tsv: no labeled rows"),
         ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB\tC"], "train.tsv: no labeled rows"),
         ("mrpc", "train.tsv", [MRPC], "train.tsv: there is nothing in it; .*columns"),
         ("mrpc", "dev.tsv", ["a\tb", "A\tB"], "dev.tsv: no labeled rows; .*columns #1 String"),
@@ -371,7 +369,8 @@ def test_a_run_leaves_the_best_student(call_main, models_folder, files, mrpc, tm
     options += ("--max-length", 20)
     table = call_main(dse, *options, "--teacher-epochs", 1, "--epochs", 2, *more)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-    assert [line[0] for line in lines[2:]] == ["teacher", "student"]
+    names = [line[0] for line in lines[2:]]
+    assert names == ["student before, cosine"] * (task == "stsb") + ["teacher", "student"]
 
     dev = dev_scores(out)
     steps = 2 if task == "mrpc" else 10  # of an epoch, after which dev is scored by default

@@ -189,12 +189,12 @@ def encoder(name):
 # What is asked for, and its value or the parts of its error.
 DOWNLOADS = {
     # OWNER/NAME where a data set has one file, OWNER/NAME:FILE where it has several
-    'len(training_sentences("some/one"))': "2",
-    'len(training_sentences("some/two:b/c.txt"))': "4",
-    'training_sentences("some/two")': ("error: some/two: ", "some/two:FILE"),
-    'training_sentences("some/two:d.txt")': ("error: some/two:d.txt: ",),
-    'training_sentences("some/none")': ("error: some/none: ", "huggingface.co/datasets/some/none"),
-    'training_sentences("mine.txt")': ("error: mine.txt: ",),
+    'len(read_sentences("some/one"))': "2",
+    'len(read_sentences("some/two:b/c.txt"))': "4",
+    'read_sentences("some/two")': ("error: some/two: ", "some/two:FILE"),
+    'read_sentences("some/two:d.txt")': ("error: some/two:d.txt: ",),
+    'read_sentences("some/none")': ("error: some/none: ", "huggingface.co/datasets/some/none"),
+    'read_sentences("mine.txt")': ("error: mine.txt: ",),
     'eval_retrieval.read_split("some/beir", "dev")': "(['a lad'], [{0: 2, 1: 0}])",
     # SimCSE's models have no modules.json; they are read as their authors do
     encoder("princeton-nlp/sup-simcse-tiny"): "('cls', 1, False)",

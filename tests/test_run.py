@@ -82,8 +82,7 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
             raise KeyboardInterrupt
         return loss(*arguments)
 
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".args.json.new").touch()  # it was killed before
+    common.write_json(tmp_path / "out" / ".args.json.new", {})  # it was killed before
     monkeypatch.setattr(ckd, "contrastive_distillation_loss", watched)
     with pytest.raises(KeyboardInterrupt):
         call_main(ckd, *options)
