@@ -975,7 +975,7 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
     tokens = partial(number, int, 3, 10**6)  # [CLS], one of the text, [SEP]
     longest = max_length or "64; 128 for --objective kd"
-    cut = f"of a training text in tokens; the rest is cut (default: {longest})"
+    cut = f"tokens of a training text, in dse.py of any; the rest is cut (default: {longest})"
     add("--max-length", type=tokens, default=max_length, help=cut)
     steps = f"steps between dev scores, and checkpoints (default: {eval_steps or 'an epoch'})"
     add("--eval-steps", type=count, default=eval_steps, help=steps)

@@ -89,7 +89,7 @@ def pair_logits(teacher, input_ids, attention_mask):
     inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
     if "token_type_ids" in teacher.tokenizer.model_input_names:
         is_separator = input_ids == teacher.tokenizer.sep_token_id
-        in_second = is_separator.cumsum(dim=1) > is_separator  # one stands before the token
+        in_second = is_separator.cumsum(dim=1) > is_separator  # a [SEP] precedes the token
         inputs["token_type_ids"] = in_second * attention_mask
     return teacher.model(**inputs).logits[:, teacher.order].float()
 
@@ -113,7 +113,7 @@ class SimilarityHead(nn.Module):
 
     @torch.no_grad()
     def score_pairs(self, u, v):
-        """forward() in blocks, without gradients. u may be one query [D] for all rows of v."""
+        """u [N, D], or one query [D], and v [N, D] -> logits [N, C], without gradients."""
         u = u.expand_as(v)
         return torch.cat([self(*block) for block in zip(u.split(BLOCK), v.split(BLOCK))])
 
@@ -147,7 +147,7 @@ from common import step_seed, to_device
 
 
 def finetune(teacher, pairs, labels, run, args):
-    """Section 3.3: the teacher learns the labels R [n] of n pairs, and nothing else."""
+    """Section 3.3: the teacher learns the labels R [P] of P pairs."""
     tokens = Tokens(teacher, pairs)
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
     parameters = list(teacher.parameters())
@@ -174,7 +174,7 @@ def finetune(teacher, pairs, labels, run, args):
 
 
 def distill(student, pairs, labels, targets, run, args):
-    """Section 3.2: the student learns labels R [n] and the teacher's logits, targets [n, C]."""
+    """Section 3.2: the student learns P pairs' labels R [P] and the teacher's logits [P, C]."""
     tokens = [Tokens(student, side) for side in zip(*pairs)]
     epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
     parameters = list(student.parameters())
@@ -238,7 +238,7 @@ def metrics(logits, labels, task):
 
 
 def scores(model, sets, task, compare=None):
-    """sets as of read_task() -> {"dev accuracy": x 100, ..., "dev": mean}; see logits_of()."""
+    """{set: (pairs, R)} -> {"dev accuracy": x 100, ..., "dev": their mean}; see logits_of()."""
     row = {}
     for name, (pairs, labels) in sets.items():
         values = metrics(logits_of(model, pairs, compare), labels, task)
@@ -261,7 +261,7 @@ def load_cross_encoder(name, task):
     with reading(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
         model, report = load(resolve(name, model=True), output_loading_info=True, **options)
         labels = {label.lower(): at for label, at in model.config.label2id.items()}
-        teacher.order = [labels.get(name, at) for at, name in enumerate(classes)]
+        teacher.order = [labels.get(label, at) for at, label in enumerate(classes)]
         if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
     teacher.model = model.float()
@@ -295,11 +295,11 @@ NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidd
 
 
 class Task(NamedTuple):
-    """One of GLUE's tasks."""
+    """One of GLUE's tasks, or AllNLI (MNLI and SNLI)."""
 
-    files: dict  # {set: its files in GLUE's folder, without .tsv}
+    files: dict  # {set: its files in GLUE's folder, without .tsv, separated by spaces}
     columns: list  # of the first sentence, the second sentence, and the label
-    classes: list  # in the order of the logits; one: a score
+    classes: list  # names in the order of the logits; for scores one, their range
 
 
 def splits(folder):
@@ -357,8 +357,8 @@ def glue_file(folder, name):
 def read_pairs(path, task):
     """A file of a task -> rows (pair of sentences, class number or score).
 
-    Rows without two sentences and a label are left out. A test set may have no label at all, or not
-    be there. Raises DataError, also for a class or score that the task does not have.
+    Rows without two sentences and a label, or with another number of columns, are left out. A test
+    set may have no label at all, or be missing. DataError, also for a class that `task` lacks.
     """
     is_test = path.stem in ("test", "dev_mismatched")
     if is_test and not path.exists():
@@ -375,14 +375,14 @@ def read_pairs(path, task):
     if not labeled and path.stem != "test":
         raise DataError(f"{path}: no labeled rows; {form}")
     if len(labeled) < len(rows):
-        note(f"{path}: rows left out for a missing sentence or label: {len(rows) - len(labeled)}")
+        note(f"{path}: incomplete or malformed rows left out: {len(rows) - len(labeled)}")
     return labeled
 
 
 def parse(header, columns, classes, text):
-    """A line -> (pair of sentences, class number or score); None instead of it: left out.
+    """A line -> (pair, class number or score), (pair, None) to leave it out, None for the header.
 
-    header: of a table, None for JSON; classes: as they stand in the file. Raises ValueError.
+    header: of a table, None for JSON; classes: as in the file. Raises ValueError.
     """
     cells = text.split("\t")
     if cells == header:
@@ -404,21 +404,21 @@ def parse(header, columns, classes, text):
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("models and data").add_argument
-    add("--task", choices=TASKS, default="mrpc", help="of GLUE (default: %(default)s)")
+    add("--task", choices=TASKS, default="mrpc", help="allnli: MNLI + SNLI (default: %(default)s)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
     teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)
-    add("--student", help="folder or Hub name (default: the teacher before fine-tuning; 3.4)")
+    add("--student", help="folder or Hub name (default: --teacher as it is given; 3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--dropout", type=dropout_rate, help="of the student (default: its own)")
     add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
-    alpha = "weight of the teacher's logits in eq. 2, of 1 (default: %(default)s; 4.1.1)"
+    alpha = "weight of the teacher's logits in eq. 2, from 0 to 1 (default: %(default)s; 4.1.1)"
     add("--alpha", type=fraction, default=0.5, help=alpha)
     add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
-    epochs = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
-    add("--teacher-epochs", type=count, default=3, help=epochs)
-    add("--teacher-lr", type=positive, default=2e-5, help=epochs)
+    finetuning = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
+    add("--teacher-epochs", type=count, default=3, help=finetuning)
+    add("--teacher-lr", type=positive, default=2e-5, help=finetuning)
     add("--epochs", type=count, default=8, help="(default: %(default)s; 4.1.1)")
     add("--batch-size", type=count, default=32, help="in pairs (default: %(default)s; 4.1.1)")
     add("--lr", type=positive, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")

@@ -49,7 +49,7 @@ def find(beir, name):
 
 
 def read_texts(beir, name):
-    """Yield (id, title and text) of each line of a .jsonl file. DataError, also for an id twice."""
+    """Yield (id, title + text) of each line of a .jsonl file. DataError, also for a repeated id."""
     seen = set()
 
     def parse(line):
@@ -114,9 +114,10 @@ def read_training(beir, dev_queries):
     is_dev = slice(interval - 1, None, interval)
     dev, dev_answers = queries[is_dev], answers[is_dev]
     del queries[is_dev], answers[is_dev]
-    searched = sorted(set(range(len(passages))[:DEV_PASSAGES]).union(*dev_answers))
+    relevant = [number for row in dev_answers for number in row if row[number] != LEFT_OUT]
+    searched = sorted({*range(len(passages))[:DEV_PASSAGES], *relevant})
     place = {number: position for position, number in enumerate(searched)}
-    placed = [{place[number]: score for number, score in row.items()} for row in dev_answers]
+    placed = [{place[n]: row[n] for n in row if n in place} for row in dev_answers]
     corpus = [(number, passages[number]) for number in searched]
     return passages, queries, answers, (dev, placed, corpus)
 
@@ -168,11 +169,11 @@ def search(queries, chunks, depth, similarity, device):
 
 
 def training_rows(vectors, answers, count, similarity, device):
-    """Rows of texts, P passages before Q queries: an array of [query, answer, *hard negatives].
+    """One row [query, answer, *hard negatives] for each answer -> integer array [rows, 2 + count].
 
-    One for each answer. Hard negatives are the `count` passages that are most similar to the query,
-    without its answers. vectors [P + Q, D]: array, the teacher's embeddings of the texts; answers:
-    Q of {passage number: score}. Raises DataError if there are too few passages.
+    A row has positions in texts: P passages, then Q queries. Hard negatives: the `count` passages
+    most similar to the query, without its answers. vectors: array [P + Q, D], the teacher's
+    embeddings of the texts; answers: Q of {passage number: score}. DataError: too few passages.
     """
     depth = count + max(map(len, answers))
     passages, queries = np.split(vectors, [-len(answers)])
@@ -209,10 +210,10 @@ def metrics(found, answers):
 
 
 def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
-    """Encode, search, score -> metrics().
+    """Encode, search, score -> metrics(), of which those beyond rank `depth` are too low.
 
     encoders: of queries and of passages; queries, answers: what read_split() returns; corpus:
-    yields (name, text) of each passage.
+    yields (name, text) of each passage; similarity: "cosine" or "dot".
     """
     query_encoder, passage_encoder = encoders
     texts = (text for _, text in corpus)
@@ -246,18 +247,18 @@ def parse_args():
 
 def main():
     args = parse_args()
-    split = read_split(args.beir, args.split)
-    documents = None
+    queries, answers = read_split(args.beir, args.split)
+    passage_encoder = None
     if args.document_model:
-        documents = load_encoder(args.document_model, args.pooling).to(args.device)
+        passage_encoder = load_encoder(args.document_model, args.pooling).to(args.device)
     rows = {}
     for name in args.models:
         encoder = load_encoder(name, args.pooling).to(args.device)
-        encoders = [encoder, documents or encoder]
+        encoders = [encoder, passage_encoder or encoder]
         if encoder.dimension != encoders[1].dimension:
-            raise DataError(f"{name}: --document-model must have its dimension")
+            raise DataError(f"{name}: its embeddings and --document-model's differ in dimension")
         corpus = read_texts(args.beir, "corpus.jsonl")
-        scores = evaluate(embed, encoders, *split, corpus, args.similarity)
+        scores = evaluate(embed, encoders, queries, answers, corpus, args.similarity)
         rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))

@@ -4,10 +4,10 @@ Zhang, Long, Li, Xie: "Text Representation Distillation via Information Bottlene
 EMNLP 2023, arXiv:2311.05472.
 
 The student's embedding S of a text X keeps what the teacher's embedding T states, and forgets the
-rest of X: eq. 1, L = -I(S, T) + beta I(X, S). InfoNCE with in-batch negatives is a lower bound of
-I(S, T). HSIC (Hilbert-Schmidt independence criterion, a kernel measure of dependence) replaces
-I(X, S); X is the mean of the student's own input embeddings. Stage 1 (distill) needs texts alone.
-Stage 2 (finetune) needs no teacher, but anchors with positives and hard negatives.
+rest of X: eq. 1, L = -I(S, T) + beta I(X, S). Minimizing InfoNCE raises a lower bound of I(S, T).
+HSIC (Hilbert-Schmidt independence criterion, a kernel measure of dependence) replaces I(X, S); X is
+the mean of the student's own input embeddings. Stage 1 (distill) needs texts alone. Stage 2
+(finetune) needs anchors with positives and hard negatives, which in retrieval the teacher finds.
 
     text --> teacher (frozen) ----> T --------> InfoNCE --+--> stage 1, eq. 8
       +----> student --> S --> mapping W --------^        |
@@ -47,9 +47,9 @@ def cosine(a, b):
 def gram_matrix(z, kernel, gamma):
     """Eq. 7: K_ij = exp(-gamma |z_i - z_j|^2)
 
-    for the kernel "rbf"; 1 / sqrt(|z_i - z_j|^2 + gamma) for "imq"; cos(z_i, z_j) for "linear",
-    which does not use gamma > 0. The paper prints exp(gamma |z_i - z_j|), which grows with the
-    distance. z [l, D]. Returns [l, l].
+    for the kernel "rbf"; 1 / sqrt(|z_i - z_j|^2 + gamma) for "imq"; cos(z_i, z_j) for "linear". The
+    paper prints exp(gamma |z_i - z_j|), which grows with the distance. z [l, D]; gamma > 0, ignored
+    by "linear". Returns [l, l].
     """
     if kernel == "linear":
         return cosine(z, z)
@@ -105,9 +105,9 @@ def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
     """Token ids and mask, [N, L] each -> S, the embeddings [N, D] in float32.
 
     with_input: -> X [N, H], S, where X is the mean over the tokens in the output of the embedding
-    layer. heads: how many of the encoder's make S (default: all). encoder: has `model`, a
-    transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense layers after it;
-    `normalize`. The same for teacher and student, in training and scoring.
+    layer. heads: S is the output of the first so many of encoder.heads (default: all). encoder: has
+    `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense layers after
+    pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
     output = encoder.model(input_ids, attention_mask, output_hidden_states=with_input)
     states = output.last_hidden_state  # [N, L, H]
@@ -128,10 +128,10 @@ def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
 
 
 def add_mapping(encoder, dimension, keep):
-    """A linear map of S to [N, dimension], which starts as the identity if it can; None: no map.
+    """A linear map [N, D] -> [N, dimension], at first the identity if D = dimension; None: no map.
 
-    It is W of section 3.1 in stage 1, W_proj of eq. 11 in stage 2, where S' = W_proj S. keep: it
-    becomes the last of the encoder's heads, so that scores and the saved student are those of S'.
+    It is W of section 3.1 in stage 1, W_proj of eq. 11 in stage 2 (S' = W_proj S). keep: append it
+    to encoder.heads, so that the student is scored and saved with it.
     """
     if dimension is None:
         return nn.Identity()
@@ -162,20 +162,20 @@ PART = 32  # positives and hard negatives in a forward pass
 def distill(encoder, texts, targets, run, args):
     """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
 
-    The paper prints -(L_nce - beta_1 HSIC). Section 3.1 prints L_nce with a minus, as a loss, which
-    this would maximize; info_nce() is that loss, and is minimized. n texts; targets [n, D_T]: the
-    teacher's embeddings T.
+    The paper prints -(L_nce - beta_1 HSIC), which is right for eq. 3's L_nce, a bound to maximize.
+    Section 3.1 then prints L_nce with a minus, as a loss: that is info_nce(), and is minimized. P
+    texts; targets [P, D_T]: the teacher's embeddings T.
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W starts at random
     heads = len(encoder.heads)  # that make S
     mapping = add_mapping(encoder, targets.shape[1], args.keep_mapping).to(args.device)
-    student = nn.ModuleList([encoder, mapping])
+    modules = nn.ModuleList([encoder, mapping])
     epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
-    parameters = list(student.parameters())
+    parameters = list(modules.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
-    student.train()
-    run.begin("distill", total, [encoder, mapping], optimizer)
+    modules.train()
+    run.begin("distill", total, modules, optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -220,14 +220,14 @@ def finetune(encoder, texts, labels, run, args):
     torch.manual_seed(args.seed)  # W_proj starts at random
     heads = len(encoder.heads)  # that make S
     mapping = add_mapping(encoder, args.dim, keep=True).to(args.device)
-    student = nn.ModuleList([encoder, mapping])
+    modules = nn.ModuleList([encoder, mapping])
     lengths = tokens.lengths[labels[:, 0]]
     size = args.finetune_batch_size
     epoch_steps, total = run.count_steps(len(labels), size, args.finetune_epochs)
-    parameters = list(student.parameters())
+    parameters = list(modules.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
-    student.train()
-    run.begin("finetune", total, [encoder, mapping], optimizer)
+    modules.train()
+    run.begin("finetune", total, modules, optimizer)
     for step, rows in run.batches(lengths, size):
         if run.stalled(step, args.patience * epoch_steps):
             break
@@ -263,10 +263,10 @@ class Task(NamedTuple):
 
     texts: list  # of stage 1
     labeled: list  # texts of stage 2
-    labels: np.ndarray  # [n, 2 + K], rows of `labeled`; see finetune()
-    dev: list
-    dev_score: Callable  # encoder, {"dev": dev} -> {"dev": score}
-    scores: Callable  # encoder -> {column: score}
+    labels: np.ndarray  # [n, 2 + K], positions in `labeled`; see finetune()
+    dev: list | tuple  # scored pairs; for retrieval queries, answers, corpus
+    dev_score: Callable  # encoder, {"dev": dev} -> {"dev": score x 100}
+    scores: Callable  # encoder -> {column: score x 100}
 
 
 def similarity_task(teacher, args):
@@ -322,7 +322,7 @@ TABLE_1 = {
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
 }
-TABLE_1["dr"] |= dict(stage="both", beir="BeIR/msmarco")  # what else depends on the task
+TABLE_1["dr"] |= dict(stage="both", beir="BeIR/msmarco")  # not in Table 1
 
 
 def parse_args():
@@ -332,7 +332,7 @@ def parse_args():
     default = "(default: %(default)s"
     add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
     add("--task", choices=TASKS, default="sts", help="similarity, or dense retrieval")
-    stages = "1 or 2 (3.3) (default: both; distill for --train without --triplets)"
+    stages = "stage 1, 2, or both (default: both; distill for --train without --triplets; 3.3)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
     add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.3)")
     kernels = ("rbf", "imq", "linear")
@@ -343,13 +343,13 @@ def parse_args():
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     add("--dim", type=count, help="stage 2: dimension of S' (default: no projection; 3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    pair = partial(number, int, 2, 10**9)
+    several = partial(number, int, 2, 10**9)  # texts, which InfoNCE contrasts
     add("--epochs", type=count, help="stage 1 (default: 10; dr: 3; Table 1)")
-    add("--batch-size", type=pair, help="stage 1 (default: 256; dr: 128; Table 1)")
+    add("--batch-size", type=several, help="stage 1 (default: 256; dr: 128; Table 1)")
     add("--lr", type=positive, default=1e-4, help=f"stage 1 {default}; Table 1)")
     add("--temperature", type=positive, default=0.1, help=f"stage 1 {default}; Table 1)")
     add("--finetune-epochs", type=count, default=3, help=f"stage 2 {default}; Table 1)")
-    add("--finetune-batch-size", type=pair, help="stage 2 (default: 256; dr: 128; Table 1)")
+    add("--finetune-batch-size", type=several, help="stage 2 (default: 256; dr: 128; Table 1)")
     add("--finetune-lr", type=positive, help="stage 2 (default: 3e-5; dr: 1e-5; Table 1)")
     add("--finetune-temperature", type=positive, default=0.05, help=f"stage 2 {default}; Table 1)")
     add = parser.add_argument_group("retrieval (--task dr)").add_argument
@@ -366,8 +366,8 @@ def parse_args():
     args = parser.parse(lr=4e-4, eval_steps=50, **beir)
     if task == "sts" and args.beir:
         raise DataError("--beir is for --task dr, which is not given")
-    if task == "dr" and (args.dev or args.triplets):
-        raise DataError("--task dr reads --beir alone, not --dev or --triplets")
+    if task == "dr" and (args.dev or args.senteval or args.triplets):
+        raise DataError("--task dr reads --beir alone, not --dev, --senteval or --triplets")
     if args.stage is None:
         only_texts = args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
@@ -381,7 +381,7 @@ def main():
     run = Run(args)
     encoder = load_student(args)
     teacher = None
-    if args.stage != "finetune" or args.task == "dr":  # where it mines negatives
+    if args.stage != "finetune" or args.task == "dr":  # where it finds hard negatives
         teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
     task = TASKS[args.task](teacher, args)
     heads = len(encoder.heads) + (args.keep_mapping and args.stage != "finetune")

@@ -226,11 +226,11 @@ def test_rows_without_two_sentences_are_left_out_and_counted(tmp_path, capsys):
     rows = ["1\t2\t3\tA?\tB?\t1", "1\t2\t3\tA?\t\t0", "1\t2\t3\tA", "rest\tB?\t1", "1\t2\t3\tA\tB"]
     path = write(tmp_path / "train.tsv", header, *rows)
     assert dse.read_pairs(path, "qqp") == [(("A?", "B?"), 1)]
-    assert "missing sentence or label: 4\n" in capsys.readouterr().err
+    assert "malformed rows left out: 4\n" in capsys.readouterr().err
     rows = [f'{{"text1": "A", "text2": {text}, "label": 0}}' for text in ("null", '"B"')]
     path = write(tmp_path / "a.jsonl", *rows)
     assert dse.read_pairs(path, "qqp") == [(("A", "B"), 0)]
-    assert "missing sentence or label: 1\n" in capsys.readouterr().err
+    assert "malformed rows left out: 1\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task, label, expected", [("mnli", 2, 2), ("stsb", 3.5, 3.5)])
