@@ -181,7 +181,7 @@ def warmup_cosine(step, epoch_steps, total):
 
 
 def build_projection(encoder, sentences, targets, args):
-    """-> M of eq. 3 and 6, an identity if there is none; what KD needs of align(), or None."""
+    """-> M of eq. 3 and 6, or an identity; (A, length) of align() if KD has --align, or None."""
     torch.manual_seed(args.seed)  # M starts at random
     projection = nn.Linear(encoder.dimension, targets.shape[1]).to(args.device)  # M
     if not args.align:
@@ -209,7 +209,7 @@ def distill(encoder, sentences, targets, run, args):
     encoder.train()
     run.begin("distill", total, [encoder, projection, temperature, bank], optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         if (step - 1) % epoch_steps == 0:
             bank.clear()
@@ -223,7 +223,7 @@ def distill(encoder, sentences, targets, run, args):
         if args.objective == "kd":
             if alignment:
                 matrix, length = alignment
-                target = length * F.normalize(target @ matrix, dim=1)
+                target = length * F.normalize(target @ matrix, dim=1)  # as long as h^S was
             loss = mse_loss(projected, target)
         else:
             keys = bank.embeddings()

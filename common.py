@@ -278,7 +278,7 @@ def download(place, model):
 
 # ---- Model folders -------------------------------------------------------------------------------
 
-# Models of the Hub, NAME-simcse-..., that have no modules.json and are not pooled by a mean.
+# Of the Hub's NAME-simcse-..., which state none; a local copy of them needs --(teacher-)pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 MODULES = "sentence_transformers.models"
@@ -558,13 +558,13 @@ def autocast(device, precision):
 
 @torch.no_grad()
 def encode(embed, encoder, texts, max_length=None, precision="fp32", array=np.empty):
-    """n texts -> float32 array [n, D], without dropout, the longest texts first.
+    """n texts -> float32 array [n, D] in their order, without dropout.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
     array(shape, dtype) makes the array; None: this process keeps nothing.
     """
     tokens = Tokens(encoder, texts, max_length)
-    rest = np.argsort(-tokens.lengths, kind="stable")
+    rest = np.argsort(-tokens.lengths, kind="stable")  # longest first: little padding
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
@@ -793,9 +793,9 @@ class Run:
         every = batches(lengths, batch_size, self.args.seed, self.args.shuffle, full)
         return itertools.islice(enumerate(every, 1), self.state["step"], self.total)
 
-    def stalled(self, step, patience):
-        """True if `patience` steps have brought no better dev score; 0 is without end."""
-        return 0 < patience < step - self.state["best_step"]
+    def stalled(self, patience):
+        """True if the last dev score is `patience` steps or more after the best; 0: never."""
+        return 0 < patience <= self.state["step"] - self.state["best_step"]
 
     def log(self, step, rows, **values):
         """Every LOG_STEPS steps, write the loss and its terms, scalar tensors or numbers.
@@ -985,7 +985,7 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     add("--device", choices=devices, default=devices[0], help=is_default)
-    add("--precision", choices=precisions, help="of forward passes (default: bf16 if a GPU has it)")
+    add("--precision", choices=precisions, help="of training (default: bf16 if a GPU has it)")
     add("--resume", action="store_true", help="continue the run in --output, or begin it")
     add("--overwrite", action="store_true", help="delete the run in --output and begin again")
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
@@ -1023,4 +1023,4 @@ def evaluation_sets(args):
     """--dev, --senteval, --skip-test -> {name: scored pairs}, "dev" first. Raises DataError."""
     senteval = resolve(args.senteval or "senteval.tar") if args.senteval or not args.dev else None
     sets = {"dev": read_scored_pairs(args.dev)} if args.dev else read_sts(senteval, "dev")
-    return sets | read_sts(senteval) if senteval and not args.skip_test else sets
+    return sets if args.skip_test or not senteval else sets | read_sts(senteval)

@@ -185,7 +185,7 @@ def distill(student, views, targets, run, args):
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
     run.begin("distill", total, [student, queue], optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         optimizer.param_groups[0]["lr"] = args.lr * warmup_linear(step, total)

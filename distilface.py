@@ -138,7 +138,7 @@ def train(encoder, tokens, run, args):
     save = partial(save_encoder, pooling=pooling_modules(encoder))
     run.begin("train", total, [encoder, scaler], optimizer, save)
     for step, rows in run.batches(tokens.lengths, args.batch_size, full=True):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         optimizer.param_groups[0]["lr"] = args.lr * (1 - (step - 1) / total)

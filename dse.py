@@ -155,7 +155,7 @@ def finetune(teacher, pairs, labels, run, args):
     teacher.train()
     run.begin("teacher", total, [teacher], optimizer, save_teacher)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         with autocast(args.device, args.precision):
@@ -183,7 +183,7 @@ def distill(student, pairs, labels, targets, run, args):
     run.begin("student", total, [student], optimizer, save_student)
     lengths = sum(side.lengths for side in tokens)
     for step, rows in run.batches(lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))
         with autocast(args.device, args.precision):

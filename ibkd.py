@@ -177,7 +177,7 @@ def distill(encoder, texts, targets, run, args):
     modules.train()
     run.begin("distill", total, modules, optimizer)
     for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
         optimizer.param_groups[0]["lr"] = args.lr * (total + 1 - step) / total
@@ -229,7 +229,7 @@ def finetune(encoder, texts, labels, run, args):
     modules.train()
     run.begin("finetune", total, modules, optimizer)
     for step, rows in run.batches(lengths, size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(step_seed(args.seed, step))
         optimizer.param_groups[0]["lr"] = args.finetune_lr * (total + 1 - step) / total

@@ -179,7 +179,7 @@ def distill(student, views, targets, layers, components, run, args):
     student.train()
     run.begin("distill", total, list(student.children()), optimizer)  # the first is the encoder
     for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(step, args.patience * epoch_steps):
+        if run.stalled(args.patience * epoch_steps):
             break
         torch.manual_seed(common.step_seed(args.seed, step))  # of dropout, whatever came before
         share = SCHEDULES[paper](step, epoch_steps, total)

@@ -95,13 +95,13 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
 
 
 def test_patience_ends_a_stage(call_main, options, tmp_path, monkeypatch):
-    """Dev scores that fall: after as many steps as an epoch has, the stage is over."""
+    """Dev scores that fall: the first that is two epochs or more after the best ends the stage."""
     falling = iter(range(100, 0, -1))
     monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": float(next(falling))})
     text = "\n".join(demo_lines("sentences.txt", 32)) + "\n"
     (tmp_path / "sentences.txt").write_text(text)
-    call_main(ckd, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2)
-    assert max(step for _, step in dev_scores(tmp_path / "out")) == 4
+    call_main(ckd, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2, "--eval-steps", 5)
+    assert max(step for _, step in dev_scores(tmp_path / "out")) == 5
     assert "dev" in (tmp_path / "out" / "README.md").read_text()
 
 
