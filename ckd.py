@@ -20,7 +20,7 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
   - A student cut to --student-layers trains without dropout; the teacher never has any.
   - A batch has sentences of similar length (--shuffle: random ones).
   - The bank is emptied when an epoch begins, as eq. 5 contrasts with other sentences.
-  - KD is the mean over the batch without clipping, as in the authors' code; eq. 2 has the sum.
+  - KD averages over the batch (eq. 2: sum), unclipped, as the authors do; 128 tokens (theirs: 64).
 
   python ckd.py --student bert-base-uncased         the paper's setting, 110M parameters
   python ckd.py --objective kd --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
@@ -44,8 +44,8 @@ def cosine(a, b):
 def mse_loss(student, teacher):
     """Eq. 2: L_KD = 1/N sum_i 1/D sum_d (h_id^S - h_id^T)^2
 
-    Eq. 3 is the same with the projected student h_i^S M in the place of h_i^S. The paper prints the
-    sum over the batch. student, teacher [N, D]. Returns a scalar >= 0.
+    The paper sums over i, without 1/N. Eq. 3 is the same with the projected student h_i^S M in the
+    place of h_i^S. student, teacher [N, D]. Returns a scalar >= 0.
     """
     return (student - teacher).square().mean()
 
@@ -156,7 +156,7 @@ def align(teacher, student, device):
     """t A with A = P Q: principal components, then a rotation. No paper does this.
 
     P [D_T, D_S]: the directions along which the teacher's embeddings T [n, D_T] are longest, the
-    first eigenvectors of T^T T; the mean is not subtracted. Q = argmin |T P Q - S| over rotations Q
+    first eigenvectors of T^T T; the mean is not subtracted. Q = argmin |T P Q - S|, Q orthogonal,
     is U V^T of U Sigma V^T = (T P)^T S (orthogonal Procrustes, Schoenemann 1966). It moves T to
     where the student's embeddings S [n, D_S] of the same sentences are. Returns A [D_T, D_S], and
     the mean length of the student's embeddings.
@@ -198,7 +198,7 @@ def build_projection(encoder, sentences, targets, args):
 
 
 def distill(encoder, sentences, targets, run, args):
-    """Stage 1, section 3.1. n sentences; targets [n, D_T]: the teacher's embeddings of them."""
+    """Stage 1, section 3.1. targets [n, D_T]: the teacher's h^T of n sentences. Dev scores h^S."""
     projection, alignment = build_projection(encoder, sentences, targets, args)
     tokens = Tokens(encoder, sentences, args.max_length)
     epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)

@@ -55,7 +55,7 @@ class DataError(Exception):
 
 @contextlib.contextmanager
 def reading(path, form):
-    """A failure inside -> DataError "path:line: reason; form". A reader of lines sets `line`."""
+    """Any failure inside becomes DataError "path:line: reason; form"; form: what is expected."""
     place = SimpleNamespace(line=None)
     try:
         yield place
@@ -278,7 +278,7 @@ def download(place, model):
 
 # ---- Model folders -------------------------------------------------------------------------------
 
-# Of the Hub's NAME-simcse-..., which state none; a local copy of them needs --(teacher-)pooling.
+# SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 MODULES = "sentence_transformers.models"
@@ -727,7 +727,7 @@ class Run:
         self.args = args
         self.folder = Path(args.output)
         self.file = self.folder / CHECKPOINT
-        # Of the checkpoint; in a stage also its step, its best dev score and the best_step.
+        # Saved in each checkpoint; during a stage also step, best (its dev score) and best_step.
         self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
         is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         if is_run and not args.resume and not args.overwrite:
@@ -975,12 +975,12 @@ def add_run_options(parser, output, max_length, eval_steps, patience, precisions
     add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
     tokens = partial(number, int, 3, 10**6)  # [CLS], one of the text, [SEP]
     longest = max_length or "64; 128 for --objective kd"
-    cut = f"tokens of a training text, in dse.py of any; the rest is cut (default: {longest})"
+    cut = f"cut training texts (dse.py: all texts) to so many tokens (default: {longest})"
     add("--max-length", type=tokens, default=max_length, help=cut)
     steps = f"steps between dev scores, and checkpoints (default: {eval_steps or 'an epoch'})"
     add("--eval-steps", type=count, default=eval_steps, help=steps)
-    idle = "epochs without a better dev score that end a stage, in ckd.py the first"
-    add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: none {is_default}")
+    idle = "end a stage (ckd.py: stage 1) after so many epochs without a better dev score"
+    add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: never {is_default}")
     add("--seed", type=count_or_none, default=0, help=is_default)
     add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)

@@ -17,7 +17,7 @@ encoder is first fine-tuned on the task, and saved in OUTPUT/teacher.
 
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
-  - The L2 loss is summed over the classes and averaged over the batch.
+  - On a GPU that has bf16, training and the teacher's logits use it (--precision fp32).
   - The learning rate is constant; in the authors' code it rises, then falls, for both models.
   - The teacher, too, is the best on dev, and all gradients together are clipped at norm 1.
   - A frozen encoder (--freeze-encoder) runs without dropout.

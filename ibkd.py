@@ -343,7 +343,7 @@ def parse_args():
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     add("--dim", type=count, help="stage 2: dimension of S' (default: no projection; 3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    several = partial(number, int, 2, 10**9)  # texts, which InfoNCE contrasts
+    several = partial(number, int, 2, 10**9)  # a contrastive loss needs two texts
     add("--epochs", type=count, help="stage 1 (default: 10; dr: 3; Table 1)")
     add("--batch-size", type=several, help="stage 1 (default: 256; dr: 128; Table 1)")
     add("--lr", type=positive, default=1e-4, help=f"stage 1 {default}; Table 1)")

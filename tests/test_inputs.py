@@ -21,6 +21,7 @@ FILES = {
     "four.tsv": b"a boy\ta girl\t3\t5\n",
     "broken.tar": b"no tar",
     "pointer.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    "page.txt": b"<html>\n<body>\n<p>text</p>\n",
     "utf16.txt": "a boy\na girl\n".encode("utf-16-le"),
 }
 TRAIN = f"--train {DEMO}/sentences.txt"
@@ -56,6 +57,7 @@ TABLE = [
     ("ckd", f"{CKD} --train {DEMO}/beir/corpus.jsonl", "corpus.jsonl"),
     ("ckd", f"{CKD} --train {DEMO}/dev.tsv", "dev.tsv"),
     ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt"),
+    ("ckd", f"{CKD} --train {{page.txt}}", "page.txt"),
     ("ckd", f"{CKD} --train {{utf16.txt}}", "utf16.txt"),
     # congen.py
     ("congen", f"{CKD} --queue-size 1", "queue"),
@@ -73,11 +75,9 @@ TABLE = [
     ("eval_sts", f"{{bert}} --pairs {DEMO}/dev.tsv --json {DEMO}/dev.tsv", "dev.tsv"),
     # dse.py
     ("dse", "--teacher {bert} --glue {bert}", "train.tsv"),
-    # distilface.py and eval_sts.py
     ("distilface", f"{TRAIN} {DEV} --student {{bert}} --dropout 0", "dropout"),
     ("distilface", f"--train {{single.txt}} {DEV} --student {{bert}}", "--batch-size"),
     ("eval_sts", f"{{empty.txt}} --pairs {DEMO}/test.tsv", "empty.txt"),
-    # extras
     ("extras.sweep", "ckd.py lr=1,1", "lr"),
 ]
 
