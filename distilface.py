@@ -3,15 +3,15 @@
 Lim, Ng, Lim: "Distilling Contrastive Learning Models", Georgia Tech, 2022; on arXiv with the title
 "Contrastive Learning in Distilled Models", arXiv:2401.12472.
 
-Each sentence of a batch is encoded twice, with different dropout. From its first embedding, find
-its second among those of the whole batch. There is no teacher: DistilBERT was distilled before.
+Each sentence of a batch is encoded twice, with different dropout. Given its first embedding, pick
+out its second among those of the whole batch. There is no teacher: DistilBERT was distilled before.
 
     sentences --> student, dropout mask z  --> pool --> h   (queries) --+
         |                                                               +--> InfoNCE, section 3
         +-------> student, dropout mask z' --> pool --> h^+ (keys)    --+
 
 Departures that change results (docs/distilface.md has all of them, next to the authors' code):
-  - A batch has sentences of similar length (--shuffle: random ones); it is full, or left out.
+  - A batch has sentences of similar length (--shuffle: random ones); a smaller one is left out.
   - STS-B dev chooses the best student; the paper chose the number of steps on the test sets.
   - Training is in bf16 on a GPU, else fp32; the paper's mixed precision is --precision fp16.
   - Each of several processes draws the dropout of its own sentences.
@@ -20,6 +20,7 @@ Departures that change results (docs/distilface.md has all of them, next to the 
   python distilface.py --student MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -44,48 +45,64 @@ def simcse_loss(first, second, temperature):
 
 
 class Pooling(NamedTuple):
-    """How a pooling joins layers, token by token, and which."""
+    """Which layers a pooling uses, and how it combines them at each token."""
 
-    join: str  # "mean", "max" or "concat"
-    layers: tuple | slice  # of hidden_states, which begin with the output of the embedding layer
+    combine: str  # "mean", "max" or "concat"
+    layers: Callable  # number of layers L -> positions in hidden_states, from 0 (embeddings) to L
+    needed: int = 1  # number of layers
 
 
-ALL, ALL_BUT_EMBEDDING, LAST_4 = slice(None), slice(1, None), (-4, -3, -2, -1)
+def every(depth):
+    return range(depth + 1)
+
+
+def all_but_embedding(depth):
+    return range(1, depth + 1)
+
+
+def first_last(depth):
+    return [0, depth]
+
+
+def second_last(depth):
+    return [depth - 1]
+
+
+def last(count):
+    return lambda depth: range(depth + 1 - count, depth + 1)
+
+
 POOLINGS = {  # section 5.6, with the names of the authors' code
-    "cls": Pooling("mean", (-1,)),  # the only one that takes one token
-    "avg": Pooling("mean", (-1,)),
-    "last_second_hidden": Pooling("mean", (-2,)),
-    "avg_all_hidden": Pooling("mean", ALL),
-    "avg_second_to_last_hidden": Pooling("mean", ALL_BUT_EMBEDDING),
-    "avg_first_last": Pooling("mean", (0, -1)),
-    "avg_last2": Pooling("mean", (-2, -1)),
-    "avg_last4": Pooling("mean", LAST_4),
-    "max_all_hidden": Pooling("max", ALL),
-    "max_second_to_last_hidden": Pooling("max", ALL_BUT_EMBEDDING),
-    "max_first_last": Pooling("max", (0, -1)),
-    "max_last2": Pooling("max", (-2, -1)),
-    "max_last4": Pooling("max", LAST_4),
-    "concat_last4": Pooling("concat", LAST_4),
+    "cls": Pooling("mean", last(1)),  # the only one that takes one token
+    "avg": Pooling("mean", last(1)),
+    "last_second_hidden": Pooling("mean", second_last, needed=2),
+    "avg_all_hidden": Pooling("mean", every),
+    "avg_second_to_last_hidden": Pooling("mean", all_but_embedding),
+    "avg_first_last": Pooling("mean", first_last),
+    "avg_last2": Pooling("mean", last(2), needed=2),
+    "avg_last4": Pooling("mean", last(4), needed=4),
+    "max_all_hidden": Pooling("max", every),
+    "max_second_to_last_hidden": Pooling("max", all_but_embedding),
+    "max_first_last": Pooling("max", first_last),
+    "max_last2": Pooling("max", last(2), needed=2),
+    "max_last4": Pooling("max", last(4), needed=4),
+    "concat_last4": Pooling("concat", last(4), needed=4),
 }
 
 
 def layer_positions(pooling, depth):
-    """The positions in hidden_states of the layers that a pooling joins, from 0 to depth, in order.
+    """The positions in hidden_states of the layers that a pooling uses, 0 to depth, in order.
 
-    Raises ValueError if it counts back to the embedding layer, as there are too few layers.
+    Raises ValueError if there are too few layers: the embedding layer is none of the last ones.
     """
-    layers = POOLINGS[pooling].layers
-    positions = range(depth + 1)
-    if isinstance(layers, slice):
-        return list(positions[layers])
-    needed = -min(layers)
+    needed = POOLINGS[pooling].needed
     if depth < needed:
         raise ValueError(f"pooling {pooling} needs {needed} layers, and there are {depth}")
-    return [positions[layer] for layer in layers]
+    return list(POOLINGS[pooling].layers(depth))
 
 
 def pool(hidden_states, attention_mask, pooling):
-    """Section 5.6: join layers token by token, then average the tokens that are not padding.
+    """Section 5.6: combine layers at each token, then average the tokens that are not padding.
 
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
     attention_mask [N, L]; pooling: one of POOLINGS, of which "cls" is the last layer's state at
@@ -94,10 +111,10 @@ def pool(hidden_states, attention_mask, pooling):
     if pooling == "cls":
         return hidden_states[-1][:, 0]
     layers = [hidden_states[i] for i in layer_positions(pooling, len(hidden_states) - 1)]
-    join = POOLINGS[pooling].join
-    if join == "concat":
+    combine = POOLINGS[pooling].combine
+    if combine == "concat":
         tokens = torch.cat(layers, dim=-1)  # [N, L, 4 H]
-    elif join == "max":
+    elif combine == "max":
         tokens = torch.stack(layers).amax(dim=0)  # [N, L, H]
     else:
         tokens = torch.stack(layers).mean(dim=0)  # [N, L, H]
@@ -116,139 +133,175 @@ def embed(encoder, input_ids, attention_mask):
     return pool(hidden_states, attention_mask, encoder.pooling)
 
 
-# ---- Training ------------------------------------------------------------------------------------
+# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
 
 from functools import partial
 
-from common import MINILM, ArgumentParser, DataError, add_data_options, add_run_options, run_main
-from common import count, count_or_none, dropout_rate, positive
-from common import evaluation_sets, read_sentences, reading
-from common import load_encoder, pooling_module, save_encoder, set_dropout, spearman
-from common import Run, Tokens, autocast, average_gradients, gather, own_rows, step_seed
+from common import ArgumentParser, UserError, number, one_line_errors, run_main
+from common import evaluation_sets, read_sentences
+from common import load_encoder, pooling_module, save_encoder, spearman
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed
+from common import write_card
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(encoder, tokens, run, args):
-    """Section 3. tokens of n sentences."""
+def dev_score(encoder, dev_pairs):
+    """100 x Spearman's correlation on the dev set, which chooses the best student."""
+    return spearman(embed, encoder, {"dev": dev_pairs})["dev"]
+
+
+def train(encoder, tokens, dev_pairs, run, args):
+    """Section 3 -> the best step and the last. tokens of n sentences."""
     epoch_steps = len(tokens.lengths) // args.batch_size
     total = args.max_steps
     parameters = list(encoder.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
+    modules = [encoder, scaler]
     encoder.train()
-    save = partial(save_encoder, pooling=pooling_modules(encoder))
-    run.begin("train", total, [encoder, scaler], optimizer, save)
-    for step, rows in run.batches(tokens.lengths, args.batch_size, full=True):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        optimizer.param_groups[0]["lr"] = args.lr * (1 - (step - 1) / total)
+    best, best_step, step = run.resume("train", total, modules, optimizer)  # new: -inf, 0, 0
+    order = partial(batches, tokens.lengths, args.batch_size, args.seed, args.shuffle)
+    for rows in order(full=True, skip=step):
+        if step % args.eval_steps == 0 or step == total:  # also before the first step
+            dev = dev_score(encoder, dev_pairs)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output, pooling_modules(encoder))
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        lr = args.lr * (1 - (step - 1) / total)
+        optimizer.param_groups[0]["lr"] = lr
         input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
-        with autocast(args.device, args.precision):
+        dtype = DTYPES[args.precision]
+        with torch.autocast(args.device, dtype, enabled=args.precision != "fp32"):
             # One pass over both views, in which each row has dropout of its own.
-            own = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
-        first, second = [gather(view, len(rows)) for view in own.chunk(2)]  # h, h^+ [N, D]
+            local = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
+        first, second = [gather(view, len(rows)) for view in local.chunk(2)]  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        average_gradients(parameters)
+        average_gradients(parameters)  # of all processes
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
         scaler.update()
-        run.log(step, len(rows), loss=loss)
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=lr)
+    return best_step, step
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
+DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", pooling="avg", max_steps=100)
+DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", eval_steps=25)
+USAGE = """import distilface
+
+student = distilface.load_student("{folder}", "POOLING")  # sentence-transformers cannot
+vectors = common.encode(distilface.embed, student, ["A man plays the guitar."])"""
+
 
 def parse_args():
-    # An option that is added again replaces the one of add_run_options().
-    parser = ArgumentParser(description=__doc__.splitlines()[0], conflict_handler="resolve")
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     table_3 = "(default: %(default)s; paper Table 3)"
     add = parser.add_argument_group("model").add_argument
     student = "folder or Hub name (default: %(default)s; paper section 4)"
     add("--student", default="distilbert-base-uncased", help=student)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
-    add("--dropout", type=dropout_rate, help="of the student (default: its own)")
-    add_data_options(parser, "wiki1m_for_simcse.txt")
+    rate = "dropout of the student (default: its own)"
+    add("--dropout", type=number(float, 0, 0.99), help=rate)
+    parser.add_data_options("wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method").add_argument
-    add("--temperature", type=positive, default=0.05, help=f"tau {table_3}")
-    add("--batch-size", type=count, default=128, help=table_3)
-    add("--lr", type=positive, default=1e-5, help=f"falls linearly to 0 {table_3}")
-    precisions = ("fp32", "bf16", "fp16")  # fp16: with gradient scaling, section 4.2
-    add_run_options(parser, "runs/distilface", 32, 250, patience=0, precisions=precisions)
+    add("--temperature", type=number(float, 1e-9), default=0.05, help=f"tau {table_3}")
+    add("--batch-size", type=number(int, 1), default=128, help=table_3)
+    rate = f"falls linearly to 0 {table_3}"
+    add("--lr", type=number(float, 1e-9), default=1e-5, help=rate)
     steps = f"length of training; 0: none, score and save the student {table_3}"
-    add("--max-steps", type=count_or_none, default=20_000, help=steps)
-    return parser.parse(student=MINILM, pooling="avg", max_steps=100, eval_steps=25)
+    add("--max-steps", type=number(int, 0), default=20_000, help=steps)
+    idle = "end after so many epochs without a better dev score; 0: never (default: 0)"
+    add("--patience", type=number(int, 0), default=0, help=idle)
+    precisions = tuple(DTYPES)  # fp16: with gradient scaling, section 4.2
+    parser.add_run_options("runs/distilface", 32, 250, precisions)
+    return parser.parse(DEMO)
 
 
-def load_student(name, args, layers=None):
-    """The encoder of a folder or a name on the Hub, pooled by --pooling alone. Raises DataError.
+def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
+    """The encoder of a folder or a name on the Hub, with one of POOLINGS. Raises UserError.
 
     A dense head or a normalization that its folder states is left out.
     """
-    encoder = load_encoder(name, "mean", layers)
-    encoder.pooling = args.pooling
-    with reading(name, "choose another --pooling"):
-        layer_positions(args.pooling, encoder.model.config.num_hidden_layers)
+    encoder = load_encoder(name, "mean", layers, dropout=dropout, device=device)
+    encoder.pooling = pooling
+    with one_line_errors(name, "choose another --pooling"):
+        positions = layer_positions(pooling, encoder.model.config.num_hidden_layers)
+    if pooling == "concat_last4":
+        encoder.width *= len(positions)
     # SentenceTransformer looks here for the layers that its WeightedLayerPooling averages.
-    averages_layers = POOLINGS[args.pooling].join == "mean" and args.pooling not in ("cls", "avg")
+    averages_layers = POOLINGS[pooling].combine == "mean" and pooling not in ("cls", "avg")
     encoder.model.config.output_hidden_states = averages_layers
-    return set_dropout(encoder, args.dropout).to(args.device)
+    return encoder
 
 
 def check_training(encoder, sentences, args):
-    """Raises DataError if the loss would teach nothing, or an epoch would have no batch."""
+    """Raises UserError if the loss would teach nothing, or an epoch would have no batch."""
     if not 2 <= args.batch_size <= sentences:
         needed = f"a batch has two or more texts, and at most the {sentences} of --train"
-        raise DataError(f"--batch-size {args.batch_size}: {needed}")
+        raise UserError(f"--batch-size {args.batch_size}: {needed}")
     dropout = [part.p for part in encoder.modules() if isinstance(part, nn.Dropout)]
     if args.max_steps and not any(dropout):
-        raise DataError(f"{args.student}: without dropout both views are equal; give --dropout")
+        raise UserError(f"{args.student}: without dropout both views are equal; give --dropout")
 
 
 def pooling_modules(encoder):
     """encoder.pooling as modules of sentence-transformers, which save_encoder() writes.
 
-    The first also states a pooling of other layers than the last for this project.
+    The first of several layers also states the pooling's name, which eval_sts.py reads.
     """
     tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
     if encoder.pooling in ("cls", "avg"):
         return [tokens]
+    stated = dict(script="distilface", pooling=encoder.pooling)
+    if POOLINGS[encoder.pooling].combine != "mean":  # which sentence-transformers refuses
+        refused = dict(type="sentence_distillation.LayerPooling")
+        return [("LayerPooling", {}, {}, refused | stated)]
     config = encoder.model.config
     depth = config.num_hidden_layers
-    positions = layer_positions(encoder.pooling, depth)
-    join = POOLINGS[encoder.pooling].join
-    stated = dict(layers=positions, join=join, skip_first_token=False)
-    if join != "mean":
-        return [pooling_module(encoder, stated)]
     layers = dict(embedding_dimension=config.hidden_size, num_hidden_layers=depth, layer_start=0)
+    positions = layer_positions(encoder.pooling, depth)
     weights = torch.zeros(depth + 1)
     weights[positions] = 1 / len(positions)
-    average = ("WeightedLayerPooling", layers, dict(layer_weights=weights), dict(pooling=stated))
+    average = ("WeightedLayerPooling", layers, dict(layer_weights=weights), stated)
     return [average, tokens]
 
 
 def main():
     args = parse_args()
-    run = Run(args)
     sets = evaluation_sets(args)
-    score = partial(spearman, embed, sets=sets)
     sentences = read_sentences(args.train)
-    encoder = load_student(args.student, args, args.student_layers)
-    check_training(encoder, len(sentences), args)
+    options = dict(dropout=args.dropout, device=args.device)
+    student = load_student(args.student, args.pooling, args.student_layers, **options)
+    uncut = student.uncut_parameters
+    check_training(student, len(sentences), args)
 
-    run.start(score, sets["dev"], train=sentences)
+    run = Run(args, student=student, dev=sets["dev"], train=sentences)
     if not run.scores:
-        run.scores["student before"] = score(encoder)
+        run.scores["student before"] = spearman(embed, student, sets)
     if "train" not in run.finished:
-        train(encoder, Tokens(encoder, sentences, args.max_length), run, args)
-        run.finish({"student after": score(load_student(run.folder, args))})
-    library = "sentence-transformers" if POOLINGS[args.pooling].join == "mean" else "transformers"
-    run.write_card(f"Trained by `distilface.py` (DistilFACE), {args.pooling}.", library=library)
+        tokens = Tokens(student, sentences, args.max_length)
+        steps = train(student, tokens, sets["dev"], run, args)
+        best = load_student(run.folder, args.pooling, **options)
+        run.finish(*steps, {"best student": spearman(embed, best, sets)})
+    best = load_student(run.folder, args.pooling, **options)
+    text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
+    if POOLINGS[args.pooling].combine == "mean":
+        write_card(run, args, best, uncut, text)
+    else:
+        write_card(run, args, best, uncut, text, usage=USAGE)
 
 
 if __name__ == "__main__":

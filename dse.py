@@ -27,7 +27,6 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,20 +36,26 @@ from torch import nn
 # ---- Losses --------------------------------------------------------------------------------------
 
 
+def label_loss(logits, labels, task):
+    """Section 3.5: l_lbl = -log softmax(S)_R for classes, (S - R)^2 for scores (task "stsb")
+
+    logits S [N, C], C = 1 for scores; labels R [N], class numbers or scores. Returns the mean over
+    the batch, a scalar >= 0. The teacher is fine-tuned with the same loss of T and R (3.3).
+    """
+    if task == "stsb":
+        return (logits[:, 0] - labels).square().mean()
+    return F.cross_entropy(logits, labels)
+
+
 def dse_loss(student_logits, teacher_logits, labels, alpha, task):
     """Eq. 2: L_yz = alpha ||S_yz - T_yz||^2 + (1 - alpha) l_lbl(S_yz, R_yz)
 
-    with section 3.5's l_lbl = -log softmax(S)_R for classes, (S - R)^2 for scores (task "stsb").
-    student_logits S and teacher_logits T [N, C], C = 1 for scores; labels R [N], class numbers or
-    scores; alpha from 0, the labels alone, to 1, the teacher alone. Returns the mean over the
-    batch, a scalar >= 0.
+    student_logits S and teacher_logits T [N, C]; labels R [N]; l_lbl and task: see label_loss();
+    alpha from 0, the labels alone, to 1, the teacher alone. Returns the mean over the batch, a
+    scalar >= 0.
     """
     distillation = (student_logits - teacher_logits).square().sum(dim=1).mean()
-    if task == "stsb":
-        label = (student_logits[:, 0] - labels).square().mean()
-    else:
-        label = F.cross_entropy(student_logits, labels)
-    return alpha * distillation + (1 - alpha) * label
+    return alpha * distillation + (1 - alpha) * label_loss(student_logits, labels, task)
 
 
 # ---- Model ---------------------------------------------------------------------------------------
@@ -121,15 +126,16 @@ class SimilarityHead(nn.Module):
 def add_head(encoder, classes):
     """The student: psi, one encoder for both sentences, and its `head` f. Returns the encoder."""
     config = encoder.model.config
-    layers = range(1, config.num_hidden_layers + 1)[-LAYERS_POOLED:]  # 0: the embedding layer
-    encoder.pooling = dict(layers=[*layers], join="concat", skip_first_token=True)
-    encoder.head = SimilarityHead(len(layers) * config.hidden_size, classes)
+    encoder.width = min(LAYERS_POOLED, config.num_hidden_layers) * config.hidden_size  # D
+    encoder.head = SimilarityHead(encoder.width, classes)
     return encoder
 
 
-# ---- Training ------------------------------------------------------------------------------------
+# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -138,59 +144,83 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import ArgumentParser, DataError, add_run_options, run_main
-from common import count, dropout_rate, fraction, positive
-from common import gold_score, read_rows, reading, replace_file, resolve
-from common import encode, load_encoder, save_encoder, set_dropout, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, gather, note, own_rows
-from common import step_seed, to_device
+from common import RANK, ArgumentParser, UserError, note, number, one_line_errors, run_main
+from common import gold_score, read_rows, read_scored_pairs, replace_file, resolve_model
+from common import encode, load_encoder, save_encoder, teacher_embeddings
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import write_card
 
 
-def finetune(teacher, pairs, labels, run, args):
-    """Section 3.3: the teacher learns the labels R [P] of P pairs."""
+def finetune(teacher, pairs, labels, dev_set, run, args):
+    """Section 3.3: the teacher learns the labels R [P] of P pairs -> the best step and the last."""
     tokens = Tokens(teacher, pairs)
-    epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.teacher_epochs)
+    epoch_steps = math.ceil(len(labels) / args.batch_size)
+    total = min(args.teacher_epochs * epoch_steps, args.max_steps or math.inf)
+    eval_steps = args.eval_steps or epoch_steps
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
-    run.begin("teacher", total, [teacher], optimizer, save_teacher)
-    for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        with autocast(args.device, args.precision):
-            own = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
-        logits = gather(own, len(rows))  # T of all processes [N, C]
+    best, best_step, step = run.resume("teacher", total, [teacher], optimizer)  # new: -inf, 0, 0
+    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
+        if step % eval_steps == 0 or step == total:  # also before the first step
+            dev = dev_score(teacher, dev_set, args.task)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(teacher, run.folder / "teacher")
+            run.checkpoint(best, best_step, step, [teacher], optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            local = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
+        logits = gather(local, len(rows))  # T of all processes [N, C]
         label = to_device(labels[rows], args.device)  # R [N]
-        loss = dse_loss(logits, logits, label, alpha=0, task=args.task)  # of the labels alone
+        loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)
+        average_gradients(parameters)  # of all processes
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss)
-        if step % (args.eval_steps or epoch_steps) == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
+    return best_step, step
 
 
-def distill(student, pairs, labels, targets, run, args):
-    """Section 3.2: the student learns P pairs' labels R [P] and the teacher's logits [P, C]."""
+def distill(student, pairs, labels, targets, dev_set, run, args):
+    """Section 3.2: the student learns P pairs' labels R [P] and the teacher's logits [P, C].
+
+    The teacher is not in this loop: it is frozen, and main() has computed its logits once. Returns
+    the best step and the last.
+    """
     tokens = [Tokens(student, side) for side in zip(*pairs)]
-    epoch_steps, total = run.count_steps(len(labels), args.batch_size, args.epochs)
+    epoch_steps = math.ceil(len(labels) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    eval_steps = args.eval_steps or epoch_steps
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train(not args.freeze_encoder)
-    run.begin("student", total, [student], optimizer, save_student)
+    best, best_step, step = run.resume("student", total, [student], optimizer)
     lengths = sum(side.lengths for side in tokens)
-    for step, rows in run.batches(lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
+    for rows in batches(lengths, args.batch_size, args.seed, args.shuffle, skip=step):
+        if step % eval_steps == 0 or step == total:
+            dev = dev_score(student, dev_set, args.task)
+            if dev > best:
+                best, best_step = dev, step
+                save_student(student, run.folder)
+            run.checkpoint(best, best_step, step, [student], optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
         torch.manual_seed(step_seed(args.seed, step))
-        with autocast(args.device, args.precision):
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             u, v = [embed(student, *side.batch(own_rows(rows), args.device)) for side in tokens]
-            own = student.head(u, v).float()  # S of eq. 1 [n, C], from psi(y), psi(z) [n, D]
-        logits = gather(own, len(rows))  # of all processes [N, C]
-        target = to_device(targets[rows], args.device)  # T [N, C]
+            local = student.head(u, v).float()  # S of eq. 1 [n, C], from psi(y), psi(z) [n, D]
+        logits = gather(local, len(rows))  # of all processes [N, C]
+        target = to_device(targets[rows], args.device)  # T [N, C], read from disk
         label = to_device(labels[rows], args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
@@ -198,9 +228,11 @@ def distill(student, pairs, labels, targets, run, args):
         average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss)
-        if step % (args.eval_steps or epoch_steps) == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=args.lr)
+    return best_step, step
+
+
+# ---- Scores --------------------------------------------------------------------------------------
 
 
 def embed_sentences(student, sentences):
@@ -223,18 +255,20 @@ def logits_of(model, pairs, compare=None):
 def metrics(logits, labels, task):
     """The metrics that Table 1 has of a task: logits [n, C], labels [n] -> {name: x 100}.
 
-    Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP.
+    Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP. All
+    are NaN if a logit is not finite.
     """
     if task == "stsb":
         values = {"Pearson": pearsonr(logits.ravel(), labels).statistic}
         values["Spearman"] = spearmanr(logits.ravel(), labels).statistic
     else:
         predicted = logits.argmax(axis=1)
-        values = {"accuracy": (predicted == labels).mean() + 0 * logits.sum()}  # NaN stays NaN
+        values = {"accuracy": (predicted == labels).mean()}
     if task in ("mrpc", "qqp"):
         both = (predicted & labels).sum()
         values["F1"] = 2 * both / max(1, predicted.sum() + labels.sum())
-    return {name: 100 * float(value) for name, value in values.items()}
+    is_finite = np.isfinite(logits).all()
+    return {name: 100 * float(value) if is_finite else math.nan for name, value in values.items()}
 
 
 def scores(model, sets, task, compare=None):
@@ -247,50 +281,61 @@ def scores(model, sets, task, compare=None):
     return row
 
 
-def load_cross_encoder(name, task):
+def dev_score(model, dev_set, task):
+    """The mean of the task's metrics on the dev set, which chooses the best model."""
+    return scores(model, {"dev": dev_set}, task)["dev"]
+
+
+# ---- Models --------------------------------------------------------------------------------------
+
+
+def load_cross_encoder(name, task, max_length=512, device="cpu"):
     """A classifier of pairs, from a folder or the Hub -> the teacher that pair_logits() describes.
 
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
-    DataError, also for a classifier with other classes than the task.
+    UserError, also for a classifier with other classes than the task.
     """
     teacher = load_encoder(name, "mean")  # which checks all but the output layer
     teacher.prompt = ""
+    teacher.max_length = min(max_length, teacher.max_length)  # its folder states it, too
     classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
-    with reading(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
-        model, report = load(resolve(name, model=True), output_loading_info=True, **options)
+    with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
+        model, report = load(resolve_model(name), output_loading_info=True, **options)
         labels = {label.lower(): at for label, at in model.config.label2id.items()}
         teacher.order = [labels.get(label, at) for at, label in enumerate(classes)]
         if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
     teacher.model = model.float()
     teacher.fresh = bool(report["missing_keys"])
-    return teacher
-
-
-def save_teacher(teacher, folder):
-    save_encoder(teacher, folder / "teacher")
+    return teacher.to(device)
 
 
 def save_student(student, folder):
-    """Write the encoder's folder, and head.safetensors in it."""
+    """Write the encoder's folder, and head.safetensors in it. Only process 0 writes."""
+    if RANK > 0:
+        return
     replace_file(folder / "head.safetensors", partial(save_file, student.head.state_dict()))
-    save_encoder(student, folder)
+    # sentence-transformers refuses a folder with this module; eval_sts.py asks load_student().
+    stated = dict(type="sentence_distillation.LayerPooling", script="dse")
+    pooling = ("LayerPooling", {}, {}, stated)
+    save_encoder(student, folder, [pooling])
 
 
 def load_student(folder, device="cpu"):
-    """A folder that a run has written -> the student, in eval mode. Raises DataError."""
-    student = load_encoder(folder, several=True)
-    file = resolve(folder, model=True) / "head.safetensors"
-    with reading(file, "the folder must be a student that dse.py has trained"):
+    """A folder that a run has written -> the student, in eval mode. Raises UserError."""
+    student = load_encoder(folder, "mean")
+    file = resolve_model(folder) / "head.safetensors"
+    with one_line_errors(file, "the folder must be a student that dse.py has trained"):
         weights = load_file(file)
         add_head(student, classes=len(weights["w.weight"]))
         student.head.load_state_dict(weights)
     return student.to(device).eval()
 
 
-HUB_COLUMNS = ["text1", "text2", "label"]  # of SetFit's data sets, JSON lines
+# ---- Data ----------------------------------------------------------------------------------------
+
 NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidden
 
 
@@ -322,11 +367,20 @@ TASKS = {
 }
 
 
+def read_own(train, dev):
+    """Two files of scored pairs -> what read_task() returns for "stsb". Raises UserError."""
+    sets = {}
+    for name, path in (("train", train), ("dev", dev)):
+        first, second, scores = zip(*read_scored_pairs(path))
+        sets[name] = list(zip(first, second)), np.array(scores, np.float32)
+    return sets
+
+
 def read_task(folder, task):
     """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
     R: class numbers or scores. folder: GLUE's, which has MRPC/train.tsv and so on, or None for the
-    Hub. Raises DataError.
+    Hub. Raises UserError.
     """
     sets = {}
     for split, names in TASKS[task].files.items():
@@ -337,19 +391,18 @@ def read_task(folder, task):
             pairs, labels = zip(*rows)
             kind = np.float32 if task == "stsb" else np.int64
             sets[split] = pairs, np.array(labels, kind)
-    if np.ptp(sets["train"][1]) == 0:
-        raise DataError(f"{folder or 'the Hub'}: all labels of {task}'s training pairs are equal")
     return sets
 
 
 def glue_file(folder, name):
-    """A file of GLUE's folder, or the Hub's copy as JSON lines -> Path. Raises DataError."""
+    """A file of GLUE's folder, or the Hub's copy as JSON lines -> Path. Raises UserError."""
     if folder:
         return Path(folder, f"{name}.tsv")
     task, split = name.lower().replace("-", "").split("/")
     repository = f"SetFit/{task}_mm" if split == "dev_mismatched" else f"SetFit/{task}"
     split = "validation" if split.startswith("dev") else split
-    with reading(repository, f"download GLUE and give its folder, which has {name}.tsv, as --glue"):
+    advice = f"download GLUE and give its folder, which has {name}.tsv, as --glue"
+    with one_line_errors(repository, advice):
         file = huggingface_hub.hf_hub_download(repository, f"{split}.jsonl", repo_type="dataset")
     return Path(file)
 
@@ -358,108 +411,147 @@ def read_pairs(path, task):
     """A file of a task -> rows (pair of sentences, class number or score).
 
     Rows without two sentences and a label, or with another number of columns, are left out. A test
-    set may have no label at all, or be missing. DataError, also for a class that `task` lacks.
+    set may have no label at all, or be missing. UserError, also for a class that `task` lacks.
     """
     is_test = path.stem in ("test", "dev_mismatched")
     if is_test and not path.exists():
         return []
-    _, columns, classes = TASKS[task]
-    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
-    if path.suffix == ".jsonl":
-        header, columns, classes = None, HUB_COLUMNS, [*map(str, range(len(classes)))]
-        form = "a line must be JSON with text1, text2 and label"
-    else:
-        header = next(read_rows(path, str, form)).split("\t")
-    rows = list(read_rows(path, partial(parse, header, columns, classes), form))
+    read = read_jsonl if path.suffix == ".jsonl" else read_tsv
+    rows = read(path, *TASKS[task][1:])
     labeled = [row for row in rows if row[1] is not None]
     if not labeled and path.stem != "test":
-        raise DataError(f"{path}: no labeled rows; {form}")
+        columns = ", ".join(TASKS[task].columns)
+        raise UserError(f"{path}: no labeled rows; it must have the columns {columns}")
     if len(labeled) < len(rows):
         note(f"{path}: incomplete or malformed rows left out: {len(rows) - len(labeled)}")
     return labeled
 
 
-def parse(header, columns, classes, text):
-    """A line -> (pair, class number or score), (pair, None) to leave it out, None for the header.
+def read_tsv(path, columns, classes):
+    """GLUE's table with a header -> rows of parse_pair(). Raises UserError."""
+    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
+    header = next(read_rows(path, str, form)).split("\t")
 
-    header: of a table, None for JSON; classes: as in the file. Raises ValueError.
-    """
-    cells = text.split("\t")
-    if cells == header:
-        return None
-    row = dict(zip(header, cells)) if header else json.loads(text)
-    values = [row.get(name) for name in columns]
-    first, second, label = ["" if value is None else str(value).strip() for value in values]
-    is_broken = header and len(cells) != len(header)  # by a tab or a line end in a sentence
-    if is_broken or label in NO_LABEL or not first or not second:
+    def parse(line):
+        cells = line.split("\t")
+        if cells == header:
+            return None
+        if len(cells) != len(header):  # a tab or a line end in a sentence
+            return cells, None
+        row = dict(zip(header, cells))
+        return parse_pair([row.get(name, "") for name in columns], classes)
+
+    return list(read_rows(path, parse, form))
+
+
+def read_jsonl(path, columns, classes):
+    """The Hub's copy, whose labels are class numbers or scores -> rows of parse_pair()."""
+    numbers = [*map(str, range(len(classes)))]
+
+    def parse(line):
+        row = json.loads(line)
+        values = [row.get(name) for name in ("text1", "text2", "label")]
+        return parse_pair(["" if value is None else str(value) for value in values], numbers)
+
+    form = "a line must be JSON with text1, text2 and label"
+    return list(read_rows(path, parse, form))
+
+
+def parse_pair(values, classes):
+    """[sentence, sentence, label] -> (pair, class number or score; None: to be left out)."""
+    first, second, label = [value.strip() for value in values]
+    if label in NO_LABEL or not first or not second:
         return (first, second), None
-    (first + second).encode()  # refuses half of a surrogate pair, as in "\ud800"
-    value = classes.index(label) if len(classes) > 1 else gold_score(label)
-    return (first, second), value
+    (first + second).encode()  # raises ValueError for half of a surrogate pair, as in "\ud800"
+    return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
 
 
 # ---- Command line --------------------------------------------------------------------------------
+
+DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
+DEMO |= dict(glue="demo/glue", task="stsb", batch_size=32, eval_steps=40)
+DEMO |= dict(epochs=4, lr=2e-4, teacher_epochs=2, teacher_lr=1e-4)
+USAGE = """import dse
+
+student = dse.load_student("{folder}")  # psi and its head f; see docs/dse.md
+u = dse.embed_sentences(student, ["A man plays the guitar."])  # [1, {dimension}]"""
 
 
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("models and data").add_argument
-    add("--task", choices=TASKS, default="mrpc", help="allnli: MNLI + SNLI (default: %(default)s)")
+    add("--task", choices=TASKS, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
+    add("--train", help="scored pairs (TSV: sentence, sentence, score from 0 to 5) instead of GLUE")
+    add("--dev", help="scored pairs that choose the best student, with --train")
     teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)
     add("--student", help="folder or Hub name (default: --teacher as it is given; 3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add("--dropout", type=dropout_rate, help="of the student (default: its own)")
+    rate = "dropout of the student (default: its own)"
+    add("--dropout", type=number(float, 0, 0.99), help=rate)
     add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
     alpha = "weight of the teacher's logits in eq. 2, from 0 to 1 (default: %(default)s; 4.1.1)"
-    add("--alpha", type=fraction, default=0.5, help=alpha)
+    add("--alpha", type=number(float, 0, 1), default=0.5, help=alpha)
     add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
     finetuning = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
-    add("--teacher-epochs", type=count, default=3, help=finetuning)
-    add("--teacher-lr", type=positive, default=2e-5, help=finetuning)
-    add("--epochs", type=count, default=8, help="(default: %(default)s; 4.1.1)")
-    add("--batch-size", type=count, default=32, help="in pairs (default: %(default)s; 4.1.1)")
-    add("--lr", type=positive, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
-    add_run_options(parser, "runs/dse", max_length=128, eval_steps=None, patience=0)
-    demo = dict(task="stsb", batch_size=32, epochs=4, lr=2e-4, eval_steps=40)
-    args = parser.parse(**demo, teacher_epochs=2, teacher_lr=1e-4)
-    if args.lr is None:
-        args.lr = 1e-5 if args.task == "stsb" else 2e-5
+    add("--teacher-epochs", type=number(int, 1), default=3, help=finetuning)
+    add("--teacher-lr", type=number(float, 1e-9), default=2e-5, help=finetuning)
+    is_default = "(default: %(default)s; 4.1.1)"
+    add("--epochs", type=number(int, 1), default=8, help=is_default)
+    add("--batch-size", type=number(int, 1), default=32, help=f"in pairs {is_default}")
+    add("--lr", type=number(float, 1e-9), help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
+    idle = "end a stage after so many epochs without a better dev score; 0: never (default: 0)"
+    add("--patience", type=number(int, 0), default=0, help=idle)
+    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
+    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    parser.add_run_options("runs/dse", max_length=128, eval_steps=None)
+    args = parser.parse(DEMO)
+    if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
+        raise UserError("--train and --dev: give both or neither, and no --task but stsb")
+    args.task = args.task or ("stsb" if args.train else "mrpc")
+    args.lr = args.lr or (1e-5 if args.task == "stsb" else 2e-5)
     return args
 
 
 def main():
     args = parse_args()
-    run = Run(args)
-    sets = read_task(args.glue, args.task)
+    sets = read_own(args.train, args.dev) if args.train else read_task(args.glue, args.task)
     pairs, labels = sets.pop("train")
+    if np.ptp(labels) == 0:
+        place = args.train or args.glue or "the Hub"
+        raise UserError(f"{place}: all labels of {args.task}'s training pairs are equal")
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    encoder = load_encoder(args.student or args.teacher, "mean", args.student_layers)
-    set_dropout(encoder, args.dropout).requires_grad_(not args.freeze_encoder)
+    name = args.student or args.teacher
+    encoder = load_encoder(name, "mean", args.student_layers, dropout=args.dropout)
+    uncut = encoder.uncut_parameters
+    encoder.requires_grad_(not args.freeze_encoder)
+    encoder.max_length = min(args.max_length, encoder.max_length)  # its folder states it, too
     student = add_head(encoder, len(TASKS[args.task].classes)).to(args.device)
-    teacher = load_cross_encoder(args.teacher, args.task).to(args.device)
-    for model in (student, teacher):
-        model.max_length = min(args.max_length, model.max_length)  # their folders state it, too
-    score = partial(scores, task=args.task)
-    run.start(score, sets["dev"], teacher=teacher, train=[pairs, labels])
+    options = (args.task, args.max_length, args.device)
+    teacher = load_cross_encoder(args.teacher, *options)
+
+    run = Run(args, teacher=teacher, student=encoder, dev=sets["dev"], train=[pairs, labels])
     if args.task == "stsb" and not run.scores and not args.teacher_only:
-        run.scores["student before, cosine"] = score(student, sets, compare=F.cosine_similarity)
+        before = scores(student, sets, args.task, compare=F.cosine_similarity)
+        run.scores["student before, cosine"] = before
     if teacher.fresh:
         if "teacher" not in run.finished:
-            finetune(teacher, pairs, labels, run, args)
-            run.finish()
-        teacher = load_cross_encoder(run.folder / "teacher", args.task).to(args.device)
+            steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
+            run.finish(*steps, {})
+        teacher = load_cross_encoder(run.folder / "teacher", *options)
     if "student" not in run.finished:
-        run.scores["teacher"] = score(teacher, sets)
-        if not args.teacher_only:
-            settings = dict(precision=args.precision, what=f"logits {teacher.order}")
-            targets = teacher_embeddings(pair_logits, teacher, pairs, **settings)
-            distill(student, pairs, labels, targets, run, args)
-            run.finish({"student": score(load_student(run.folder, args.device), sets)})
-    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task: {args.task}."
-    run.write_card(text, "text-classification", "transformers")
+        run.scores["teacher"] = scores(teacher, sets, args.task)
+    if "student" not in run.finished and not args.teacher_only:
+        key = f"logits {teacher.order}"
+        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
+        steps = distill(student, pairs, labels, targets, sets["dev"], run, args)
+        best = load_student(run.folder, args.device)
+        run.finish(*steps, {"best student": scores(best, sets, args.task)})
+    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
+    best = teacher if args.teacher_only else load_student(run.folder)
+    write_card(run, args, best, uncut, text, USAGE, metric=None)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, DataError, run_main, table
-from common import columns, read_rows, refuse_overwriting, resolve, write_json
+from common import POOLINGS, RANK, ArgumentParser, UserError, run_main, table
+from common import read_rows, refuse_overwriting, resolve_data, split_columns, write_json
 from common import encode, load_encoder
 
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
@@ -40,16 +40,16 @@ LEFT_OUT = 0  # the score of the passage with a query's own id
 
 
 def find(beir, name):
-    """A file of a BEIR folder or of a data set on the Hub -> Path. Raises DataError."""
+    """A file of a BEIR folder or of a data set on the Hub -> Path. Raises UserError."""
     if not Path(beir).exists():
         folder, _, file = name.rpartition("/")
-        return resolve(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
+        return resolve_data(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
     path, gzipped = Path(beir, name), Path(beir, f"{name}.gz")
     return gzipped if gzipped.exists() and not path.exists() else path
 
 
 def read_texts(beir, name):
-    """Yield (id, title + text) of each line of a .jsonl file. DataError, also for a repeated id."""
+    """Yield (id, title + text) of each line of a .jsonl file. UserError, also for a repeated id."""
     seen = set()
 
     def parse(line):
@@ -70,14 +70,14 @@ def read_split(beir, split, numbers=None):
 
     numbers {passage id: number}; by default, a passage's number is its position in the corpus.
     Scores are above 0, or LEFT_OUT. Where passages have the same number, the highest score counts.
-    Raises DataError, also for an unknown id and for a query without an answer.
+    Raises UserError, also for an unknown id and for a query without an answer.
     """
     known = dict(read_texts(beir, "queries.jsonl"))
     if numbers is None:
         numbers = {name: i for i, (name, _) in enumerate(read_texts(beir, "corpus.jsonl"))}
 
     def parse(line):
-        query, passage, score = columns(line, (0, 1, 2))
+        query, passage, score = split_columns(line, (0, 1, 2))
         if score != "score":  # as in the header
             return query, known[query], numbers[passage], int(score)
 
@@ -90,7 +90,7 @@ def read_split(beir, split, numbers=None):
             scores[number] = max(score, scores.get(number, 0))
     for (query, _), scores in answers.items():
         if not scores:
-            raise DataError(f"{path}: query {query!r} has no score above 0; remove its lines")
+            raise UserError(f"{path}: query {query!r} has no score above 0; remove its lines")
         if query in numbers:
             scores.setdefault(numbers[query], LEFT_OUT)
     return [text for _, text in answers], list(answers.values())
@@ -101,7 +101,7 @@ def read_training(beir, dev_queries):
 
     Passages with the same text are one passage. dev has every tenth query, or fewer, evenly spread,
     if these are more than dev_queries. They are compared with the first DEV_PASSAGES and their
-    answers. Raises DataError.
+    answers. Raises UserError.
     """
     number_of = {}  # {text: number}
     corpus = read_texts(beir, "corpus.jsonl")
@@ -109,7 +109,7 @@ def read_training(beir, dev_queries):
     passages = list(number_of)
     queries, answers = read_split(beir, "train", numbers)
     if len(queries) < 10:
-        raise DataError(f"{beir}: {len(queries)} training queries; it must have ten or more")
+        raise UserError(f"{beir}: {len(queries)} training queries; it must have ten or more")
     interval = max(10, math.ceil(len(queries) / dev_queries))
     is_dev = slice(interval - 1, None, interval)
     dev, dev_answers = queries[is_dev], answers[is_dev]
@@ -173,12 +173,12 @@ def training_rows(vectors, answers, count, similarity, device):
 
     A row has positions in texts: P passages, then Q queries. Hard negatives: the `count` passages
     most similar to the query, without its answers. vectors: array [P + Q, D], the teacher's
-    embeddings of the texts; answers: Q of {passage number: score}. DataError: too few passages.
+    embeddings of the texts; answers: Q of {passage number: score}. UserError: too few passages.
     """
     depth = count + max(map(len, answers))
     passages, queries = np.split(vectors, [-len(answers)])
     if len(passages) < depth:
-        raise DataError(f"{len(passages)} passages are too few for {count} hard negatives")
+        raise UserError(f"{len(passages)} passages are too few for {count} hard negatives")
     chunks = np.array_split(passages, len(passages) // CHUNK + 1)
     found = search(queries, chunks, depth, similarity, device)
     rows = []
@@ -236,8 +236,8 @@ def parse_args():
     add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
     add("--similarity", choices=("cosine", "dot"), default="cosine", help="(default: %(default)s)")
     add("--document-model", help="encodes the passages, and each MODEL the queries")
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
-    add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
     add("--json", type=Path, help="write the unrounded numbers to this file")
     args = parser.parse_args()
     if args.json:
@@ -256,7 +256,7 @@ def main():
         encoder = load_encoder(name, args.pooling).to(args.device)
         encoders = [encoder, passage_encoder or encoder]
         if encoder.dimension != encoders[1].dimension:
-            raise DataError(f"{name}: its embeddings and --document-model's differ in dimension")
+            raise UserError(f"{name}: its embeddings and --document-model's differ in dimension")
         corpus = read_texts(args.beir, "corpus.jsonl")
         scores = evaluate(embed, encoders, queries, answers, corpus, args.similarity)
         rows[name] = scores | {"bytes": 4 * encoder.dimension}

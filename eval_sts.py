@@ -17,34 +17,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, reading, run_main, table
-from common import columns, read_rows, read_scored_pairs, read_sts
-from common import encode, load_encoder, refuse_overwriting, resolve, spearman, write_json
-
-JOINS = {  # of several layers [N, L, H], token by token
-    "mean": lambda layers: torch.stack(layers).mean(dim=0),
-    "max": lambda layers: torch.stack(layers).amax(dim=0),
-    "concat": lambda layers: torch.cat(layers, dim=-1),
-}
+from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table
+from common import read_scored_pairs, read_sts, read_text_pairs, resolve_data
+from common import encode, load_encoder, resolve_model, spearman
+from common import read_json, refuse_overwriting, write_json
 
 
 def embed(encoder, input_ids, attention_mask):
-    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, of any Encoder of common.
-
-    Its pooling may also be a dict: `layers`, positions in hidden_states, of which 0 is the output
-    of the embedding layer; `join`, a key of JOINS; `skip_first_token`, to leave [CLS] out.
-    """
-    pooling = encoder.pooling
-    several = isinstance(pooling, dict)
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=several)
-    states = output.last_hidden_state  # [N, L, H]
-    if several:
-        states = JOINS[pooling["join"]]([output.hidden_states[i] for i in pooling["layers"]])
-    if several and pooling["skip_first_token"]:
-        states, attention_mask = states[:, 1:], attention_mask[:, 1:]
-    if pooling == "cls":
+    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
+    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    if encoder.pooling == "cls":
         pooled = states[:, 0]
-    elif pooling == "lasttoken":
+    elif encoder.pooling == "lasttoken":
         last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
         pooled = states[torch.arange(len(states), device=states.device), last]
     else:
@@ -52,6 +36,26 @@ def embed(encoder, input_ids, attention_mask):
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     embedding = encoder.heads(pooled).float()  # [N, D]
     return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
+
+
+def load(name, pooling=None, layers=None):
+    """-> encoder, embed(). Students that pool several layers are their own script's to read."""
+    entries = read_json(resolve_model(name) / "modules.json", list)
+    with one_line_errors(
+        name, "modules.json must be as this project or sentence-transformers writes it"
+    ):
+        stated = {} if pooling else dict(*entries[1:2])
+    if layers and "script" in stated:
+        raise UserError(f"{name}: it pools several layers and cannot be cut; choose a --pooling")
+    if stated.get("script") == "distilface":
+        import distilface
+
+        return distilface.load_student(name, stated["pooling"]), distilface.embed
+    if stated.get("script") == "dse":
+        import dse
+
+        return dse.load_student(name), dse.embed
+    return load_encoder(name, pooling, layers), embed
 
 
 def translation_accuracy(embed, encoder, pairs):
@@ -74,14 +78,13 @@ def translation_accuracy(embed, encoder, pairs):
 
 
 def read_data(args):
-    """The scored pairs that the options name -> {name: pairs}; translations. Raises DataError."""
+    """The scored pairs that the options name -> {name: pairs}; translations. Raises UserError."""
     if args.translations:
-        form = "it must have two tab-separated columns, a text and its translation"
-        return list(read_rows(args.translations, lambda text: columns(text, (0, 1)), form))
+        return read_text_pairs(args.translations)
     if args.pairs:
         return {file: read_scored_pairs(file) for file in args.pairs}
-    sets = read_sts(resolve(args.senteval), args.split)
-    with reading("--sets", f"choose from {','.join(sets)}"):
+    sets = read_sts(resolve_data(args.senteval), args.split)
+    with one_line_errors("--sets", f"choose from {','.join(sets)}"):
         return {name: sets[name] for name in args.sets or sets}
 
 
@@ -99,8 +102,8 @@ def parse_args():
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
     add("--prompt", help="text before each text (default: what a folder states)")
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
-    add("--device", choices=devices, default=devices[0], help=is_default)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cuda", "cpu"), default=device, help=is_default)
     add("--json", metavar="FILE", help="write the scores as JSON")
     args = parser.parse_args()
     if args.json:
@@ -115,11 +118,10 @@ def main():
     score = translation_accuracy if args.translations else spearman
     rows = {}
     for name in args.models:
-        encoder = load_encoder(name, args.pooling, args.student_layers, several=True)
+        encoder, embed_with = load(name, args.pooling, args.student_layers)
         encoder.to(args.device)
         encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
-        with reading(name, "its pooling and dense heads must fit its transformer"):
-            rows[name] = score(embed, encoder, data)
+        rows[name] = score(embed_with, encoder, data)
     if RANK == 0:
         print(table(rows))
     if RANK == 0 and args.json:

@@ -27,7 +27,6 @@ Departures that change results (docs/ibkd.md has all of them, next to the author
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -101,13 +100,13 @@ def supervised_info_nce(anchor, positive, negatives, temperature, batch_negative
 # ---- Model ---------------------------------------------------------------------------------------
 
 
-def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
+def embed(encoder, input_ids, attention_mask, with_input=False, num_heads=None):
     """Token ids and mask, [N, L] each -> S, the embeddings [N, D] in float32.
 
     with_input: -> X [N, H], S, where X is the mean over the tokens in the output of the embedding
-    layer. heads: S is the output of the first so many of encoder.heads (default: all). encoder: has
-    `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense layers after
-    pooling; `normalize`. The same for teacher and student, in training and scoring.
+    layer. num_heads: S is the output of the first num_heads layers of encoder.heads (default: all).
+    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
+    layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
     output = encoder.model(input_ids, attention_mask, output_hidden_states=with_input)
     states = output.last_hidden_state  # [N, L, H]
@@ -119,7 +118,7 @@ def embed(encoder, input_ids, attention_mask, with_input=False, heads=None):
         pooled = states[torch.arange(len(states), device=states.device), last]
     else:
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-    s = encoder.heads[:heads](pooled).float()  # [N, D]
+    s = encoder.heads[:num_heads](pooled).float()  # [N, D]
     s = F.normalize(s, dim=-1) if encoder.normalize else s
     if not with_input:
         return s
@@ -143,104 +142,126 @@ def add_mapping(encoder, dimension, keep):
     return mapping
 
 
-# ---- Training ------------------------------------------------------------------------------------
+# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
 
 from collections.abc import Callable
 
 import numpy as np
 
-from common import DEMO, ArgumentParser, DataError, count, number, positive, run_main, weight
-from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_sentences, read_triplets, resolve
-from common import load_encoder, load_student, spearman, teacher_embeddings
-from common import Run, Tokens, autocast, average_gradients, gather, own_rows
-from common import step_seed, to_device
+from common import ArgumentParser, UserError, number, run_main
+from common import evaluation_sets, read_sentences, read_triplets
+from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import write_card
 
 PART = 32  # positives and hard negatives in a forward pass
 
 
-def distill(encoder, texts, targets, run, args):
-    """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S)
+def distill(encoder, texts, targets, dev_score, run, args):
+    """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S) -> the best step and the last
 
     The paper prints -(L_nce - beta_1 HSIC), which is right for eq. 3's L_nce, a bound to maximize.
-    Section 3.1 then prints L_nce with a minus, as a loss: that is info_nce(), and is minimized. P
-    texts; targets [P, D_T]: the teacher's embeddings T.
+    Section 3.1 then prints L_nce with a minus, as a loss: that is info_nce(), and is minimized.
+    targets [P, D_T]: the teacher's embeddings T of the P texts. The teacher is not in this loop: it
+    is frozen, and main() has computed its embeddings once.
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W starts at random
-    heads = len(encoder.heads)  # that make S
+    num_heads = len(encoder.heads)  # that make S
     mapping = add_mapping(encoder, targets.shape[1], args.keep_mapping).to(args.device)
-    modules = nn.ModuleList([encoder, mapping])
-    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
-    parameters = list(modules.parameters())
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    modules = [encoder, mapping]
+    parameters = list(nn.ModuleList(modules).parameters())  # without repeating a kept mapping
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
-    modules.train()
-    run.begin("distill", total, modules, optimizer)
-    for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, whatever came before
-        optimizer.param_groups[0]["lr"] = args.lr * (total + 1 - step) / total
+    encoder.train()
+    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
+        if step % args.eval_steps == 0 or step == total:  # also before the first step
+            dev = dev_score(encoder)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        lr = args.lr * (total + 1 - step) / total
+        optimizer.param_groups[0]["lr"] = lr
         inputs = tokens.batch(own_rows(rows), args.device)
-        with autocast(args.device, args.precision):
-            own = embed(encoder, *inputs, with_input=True, heads=heads)  # [n, H], [n, D]
-        x, s = [gather(part, len(rows)) for part in own]  # of all processes [N, H], [N, D]
-        target = to_device(targets[rows], args.device)  # T [N, D_T]
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            local = embed(encoder, *inputs, with_input=True, num_heads=num_heads)  # [n, H], [n, D]
+        x, s = [gather(part, len(rows)) for part in local]  # of all processes [N, H], [N, D]
+        target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
         contrast = info_nce(mapping(s), target, args.temperature)
         grams = [gram_matrix(z, args.kernel, args.gamma) for z in (x, s)]  # K_X, K_S [N, N]
         bottleneck = args.beta1 * hsic(*grams)
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)
+        average_gradients(parameters)  # of all processes
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck)
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
+    return best_step, step
 
 
-def embed_in_parts(encoder, tokens, rows, heads, device):
+def embed_in_parts(encoder, tokens, rows, num_heads, device):
     """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
     order = np.argsort(tokens.lengths[rows], kind="stable")
     s = []
     for part in np.array_split(rows[order], math.ceil(len(rows) / PART)):
-        s.append(embed(encoder, *tokens.batch(part, device), heads=heads))
+        s.append(embed(encoder, *tokens.batch(part, device), num_heads=num_heads))
     back = np.argsort(order)
     return torch.cat(s)[to_device(back, device)]
 
 
-def finetune(encoder, texts, labels, run, args):
+def finetune(encoder, texts, examples, dev_score, run, args):
     """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), with the same sign as stage 1
 
-    X and S are those of the anchors. labels [n, 2 + K]: the positions in texts of n anchors, of the
-    positive and the K hard negatives of each.
+    X and S are those of the anchors. examples [n, 2 + K]: the positions in texts of n anchors, of
+    the positive and the K hard negatives of each. Returns the best step and the last. The student
+    at the start is also a candidate: if stage 2 makes it worse, the student of stage 1 is kept.
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W_proj starts at random
-    heads = len(encoder.heads)  # that make S
+    num_heads = len(encoder.heads)  # that make S
     mapping = add_mapping(encoder, args.dim, keep=True).to(args.device)
-    modules = nn.ModuleList([encoder, mapping])
-    lengths = tokens.lengths[labels[:, 0]]
-    size = args.finetune_batch_size
-    epoch_steps, total = run.count_steps(len(labels), size, args.finetune_epochs)
-    parameters = list(modules.parameters())
+    batch_size = args.finetune_batch_size
+    epoch_steps = math.ceil(len(examples) / batch_size)
+    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
+    modules = [encoder, mapping]
+    parameters = list(nn.ModuleList(modules).parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
-    modules.train()
-    run.begin("finetune", total, modules, optimizer)
-    for step, rows in run.batches(lengths, size):
-        if run.stalled(args.patience * epoch_steps):
-            break
+    encoder.train()
+    best, best_step, step = run.resume("finetune", total, modules, optimizer)
+    anchor_lengths = tokens.lengths[examples[:, 0]]
+    for rows in batches(anchor_lengths, batch_size, args.seed, args.shuffle, skip=step):
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(encoder)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.checkpoint(best, best_step, step, modules, optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
         torch.manual_seed(step_seed(args.seed, step))
-        optimizer.param_groups[0]["lr"] = args.finetune_lr * (total + 1 - step) / total
-        own = labels[own_rows(rows)]  # of this process [n, 2 + K]
-        others = np.concatenate([own[:, 1], own[:, 2:].ravel()])  # n positives, n K negatives
-        inputs = tokens.batch(own[:, 0], args.device)
-        with autocast(args.device, args.precision):
-            x, s = embed(encoder, *inputs, with_input=True, heads=heads)  # anchors [n, H], [n, D]
-            s_others = embed_in_parts(encoder, tokens, others, heads, args.device)
-        positive, negatives = mapping(s_others).tensor_split([len(own)])  # S' [n, D'], [n K, D']
-        negatives = negatives.unflatten(0, (len(own), -1))  # [n, K, D']
+        lr = args.finetune_lr * (total + 1 - step) / total
+        optimizer.param_groups[0]["lr"] = lr
+        local = examples[own_rows(rows)]  # of this process [n, 2 + K]
+        others = np.concatenate([local[:, 1], local[:, 2:].ravel()])  # n positives, n K negatives
+        inputs = tokens.batch(local[:, 0], args.device)
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+            x, s = embed(encoder, *inputs, with_input=True, num_heads=num_heads)  # [n, H], [n, D]
+            s_others = embed_in_parts(encoder, tokens, others, num_heads, args.device)
+        positive, negatives = mapping(s_others).tensor_split([len(local)])  # S' [n, D'], [n K, D']
+        negatives = negatives.unflatten(0, (len(local), -1))  # [n, K, D']
         parts = (x, s, positive, negatives)
         x, s, positive, negatives = [gather(part, len(rows)) for part in parts]  # [N, ...]
         tau = args.finetune_temperature
@@ -253,9 +274,8 @@ def finetune(encoder, texts, labels, run, args):
         average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck)
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
+    return best_step, step
 
 
 class Task(NamedTuple):
@@ -263,36 +283,42 @@ class Task(NamedTuple):
 
     texts: list  # of stage 1
     labeled: list  # texts of stage 2
-    labels: np.ndarray  # [n, 2 + K], positions in `labeled`; see finetune()
+    examples: np.ndarray  # [n, 2 + K], positions in `labeled`; see finetune()
     dev: list | tuple  # scored pairs; for retrieval queries, answers, corpus
-    dev_score: Callable  # encoder, {"dev": dev} -> {"dev": score x 100}
-    scores: Callable  # encoder -> {column: score x 100}
+    dev_score: Callable  # encoder -> score x 100, which chooses the best student
+    scores: Callable  # encoder -> {column: score x 100}, for the table at the end
 
 
 def similarity_task(teacher, args):
-    """Section 4.3, STS (semantic textual similarity). Raises DataError."""
+    """Section 4.3, STS (semantic textual similarity). Raises UserError."""
     sets = evaluation_sets(args)
     texts = read_sentences(args.train) if args.stage != "finetune" else []
-    triplets = read_triplets(resolve(args.triplets)) if args.stage != "distill" else []
+    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
     if len(texts) == 1:
-        raise DataError(f"{args.train}: one training text; InfoNCE needs at least two")
+        raise UserError(f"{args.train}: one training text; InfoNCE needs at least two")
     labeled = [text for row in triplets for text in row]
-    labels = np.arange(len(labeled)).reshape(-1, 3)
-    score = partial(spearman, embed)
-    return Task(texts, labeled, labels, sets["dev"], score, partial(score, sets=sets))
+    examples = np.arange(len(labeled)).reshape(-1, 3)
+
+    def dev_score(encoder):
+        return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
+
+    def scores(encoder):
+        return spearman(embed, encoder, sets)
+
+    return Task(texts, labeled, examples, sets["dev"], dev_score, scores)
 
 
 def retrieval_task(teacher, args):
-    """Section 4.3, DR (dense retrieval): all passages and training queries. Raises DataError."""
+    """Section 4.3, DR (dense retrieval): all passages and training queries. Raises UserError."""
     import eval_retrieval as retrieval
 
     passages, queries, answers, dev = retrieval.read_training(args.beir, args.dev_queries)
     test = None if args.skip_test else retrieval.read_split(args.beir, args.test_split)
     texts = passages + queries
-    labels = np.empty(0)
+    examples = np.empty(0)
     if args.stage != "distill":
         vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        labels = retrieval.training_rows(
+        examples = retrieval.training_rows(
             vectors, answers, args.hard_negatives, args.teacher_similarity, args.device
         )
 
@@ -300,109 +326,145 @@ def retrieval_task(teacher, args):
         similarity = args.teacher_similarity if encoder is teacher else args.similarity
         return retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
 
-    def dev_score(encoder, sets):
-        return {"dev": search(encoder, *sets["dev"], depth=10)["MRR@10"]}
+    def dev_score(encoder):
+        return search(encoder, *dev, depth=10)["MRR@10"]
 
     def scores(encoder):
-        on_dev = {"dev MRR@10": dev_score(encoder, {"dev": dev})["dev"]}
+        on_dev = {"dev MRR@10": dev_score(encoder)}
         if test is None:
             return on_dev
         corpus = retrieval.read_texts(args.beir, "corpus.jsonl")
         return on_dev | search(encoder, *test, corpus)
 
-    return Task(texts, texts, labels, dev, dev_score, scores)
+    return Task(texts, texts, examples, dev, dev_score, scores)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NLI = "nli_for_simcse.csv"
 TASKS = {"sts": similarity_task, "dr": retrieval_task}
-CARDS = {"sts": "sts", "dr": "information-retrieval"}  # the Hub's names
-TABLE_1 = {
+TABLE_1 = {  # what differs between the tasks
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
 }
-TABLE_1["dr"] |= dict(stage="both", beir="BeIR/msmarco")  # not in Table 1
+STS_OPTIONS = ("train", "dev", "senteval", "triplets")
+DR_OPTIONS = ("beir", "test_split", "dev_queries", "similarity", "teacher_similarity")
+DR_OPTIONS += ("hard_negatives",)
+STAGE_2_OPTIONS = ("finetune_epochs", "finetune_batch_size", "finetune_lr", "finetune_temperature")
+STAGE_2_OPTIONS += ("triplets", "dim", "batch_negatives", "beta2")
+DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5", lr=4e-4)
+DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", triplets="demo/triplets.csv")
+DEMO |= dict(epochs=1, batch_size=64, finetune_epochs=1, finetune_batch_size=64, eval_steps=50)
+DEMO |= dict(beir="demo/beir")
 
 
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
-    add_data_options(parser, NLI)
-    default = "(default: %(default)s"
+    parser.add_model_options("princeton-nlp/sup-simcse-roberta-large")
+    parser.add_data_options(NLI)
+    is_default = "(default: %(default)s; 4.3)"
+    table_1 = "(default: %(default)s; Table 1)"
     add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
     add("--task", choices=TASKS, default="sts", help="similarity, or dense retrieval")
     stages = "stage 1, 2, or both (default: both; distill for --train without --triplets; 3.3)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
     add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.3)")
     kernels = ("rbf", "imq", "linear")
-    add("--kernel", choices=kernels, default="rbf", help=f"of HSIC {default}; 3.2)")
-    add("--gamma", type=positive, default=0.5, help=f"of the kernel {default}; 4.3)")
-    add("--beta1", type=weight, default=1.0, help=f"of HSIC, stage 1 {default}; 4.3)")
-    add("--beta2", type=weight, default=0.5, help=f"of HSIC, stage 2 {default}; 4.3)")
+    add("--kernel", choices=kernels, default="rbf", help="of HSIC (default: %(default)s; 3.2)")
+    add("--gamma", type=number(float, 1e-9), default=0.5, help=f"of the kernel {is_default}")
+    add("--beta1", type=number(float, 0), default=1.0, help=f"of HSIC, stage 1 {is_default}")
+    add("--beta2", type=number(float, 0), default=0.5, help=f"of HSIC, stage 2 {is_default}")
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
-    add("--dim", type=count, help="stage 2: dimension of S' (default: no projection; 3.4)")
+    dimension = "stage 2: dimension of S' (default: no projection; 3.4)"
+    add("--dim", type=number(int, 1), help=dimension)
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    several = partial(number, int, 2, 10**9)  # a contrastive loss needs two texts
-    add("--epochs", type=count, help="stage 1 (default: 10; dr: 3; Table 1)")
-    add("--batch-size", type=several, help="stage 1 (default: 256; dr: 128; Table 1)")
-    add("--lr", type=positive, default=1e-4, help=f"stage 1 {default}; Table 1)")
-    add("--temperature", type=positive, default=0.1, help=f"stage 1 {default}; Table 1)")
-    add("--finetune-epochs", type=count, default=3, help=f"stage 2 {default}; Table 1)")
-    add("--finetune-batch-size", type=several, help="stage 2 (default: 256; dr: 128; Table 1)")
-    add("--finetune-lr", type=positive, help="stage 2 (default: 3e-5; dr: 1e-5; Table 1)")
-    add("--finetune-temperature", type=positive, default=0.05, help=f"stage 2 {default}; Table 1)")
+    two = number(int, 2)  # a contrastive loss needs two texts
+    add("--epochs", type=number(int, 1), help="stage 1 (default: 10; dr: 3; Table 1)")
+    add("--batch-size", type=two, help="stage 1 (default: 256; dr: 128; Table 1)")
+    add("--lr", type=number(float, 1e-9), default=1e-4, help=f"stage 1 {table_1}")
+    add("--temperature", type=number(float, 1e-9), default=0.1, help=f"stage 1 {table_1}")
+    add("--finetune-epochs", type=number(int, 1), default=3, help=f"stage 2 {table_1}")
+    add("--finetune-batch-size", type=two, help="stage 2 (default: 256; dr: 128; Table 1)")
+    rate = "stage 2 (default: 3e-5; dr: 1e-5; Table 1)"
+    add("--finetune-lr", type=number(float, 1e-9), help=rate)
+    tau = f"stage 2 {table_1}"
+    add("--finetune-temperature", type=number(float, 1e-9), default=0.05, help=tau)
+    idle = "end a stage after so many epochs without a better dev score; 0: never (default: 0)"
+    add("--patience", type=number(int, 0), default=0, help=idle)
+    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
+    add("--max-steps", type=number(int, 0), default=0, help=limit)
     add = parser.add_argument_group("retrieval (--task dr)").add_argument
     add("--beir", help="BEIR folder, or data set on the Hub (default: BeIR/msmarco)")
-    add("--test-split", default="test", help=f"qrels/TEST_SPLIT.tsv; the paper's: dev {default})")
-    add("--dev-queries", type=count, default=2000, help=f"they choose the best student {default})")
-    add("--similarity", choices=("cosine", "dot"), default="cosine", help=f"of a search {default})")
+    split = "qrels/TEST_SPLIT.tsv; the paper's: dev (default: %(default)s)"
+    add("--test-split", default="test", help=split)
+    queries = "how many choose the best student (default: %(default)s)"
+    add("--dev-queries", type=number(int, 1), default=2000, help=queries)
+    similarity = "of a search (default: %(default)s)"
+    add("--similarity", choices=("cosine", "dot"), default="cosine", help=similarity)
     add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
-    add("--hard-negatives", type=count, default=8, help=f"that the teacher finds {default}; 4.3)")
-    add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500, patience=0)
-    task = parser.parse_known_args()[0].task
-    parser.set_defaults(**TABLE_1[task])
-    beir = dict(beir=f"{DEMO}/beir", dev=None, triplets=None) if task == "dr" else {}
-    args = parser.parse(lr=4e-4, eval_steps=50, **beir)
-    if task == "sts" and args.beir:
-        raise DataError("--beir is for --task dr, which is not given")
-    if task == "dr" and (args.dev or args.senteval or args.triplets):
-        raise DataError("--task dr reads --beir alone, not --dev, --senteval or --triplets")
-    if args.stage is None:
-        only_texts = args.train != NLI and not args.triplets
-        args.stage = "distill" if only_texts else "both"
-    args.triplets = args.triplets or NLI
-    args.teacher_similarity = args.teacher_similarity or args.similarity
+    found = f"that the teacher finds {is_default}"
+    add("--hard-negatives", type=number(int, 1), default=8, help=found)
+    parser.add_run_options("runs/ibkd", max_length=128, eval_steps=500)
+    args = parser.parse(DEMO)
+    resolve_defaults(parser, args)
     return args
+
+
+def resolve_defaults(parser, args):
+    """Fill in the options that were not given. Raises UserError for one that the run ignores."""
+    if args.stage is None:
+        only_texts = args.task == "sts" and args.train != NLI and not args.triplets
+        args.stage = "distill" if only_texts else "both"
+    unused = STAGE_2_OPTIONS if args.stage == "distill" else ()
+    parser.leave_out(args, unused, "this run has no stage 2")
+    for name, value in TABLE_1[args.task].items():
+        if getattr(args, name) is None and name not in unused:
+            setattr(args, name, value)
+    if args.task == "sts":
+        parser.leave_out(args, DR_OPTIONS, "it is for --task dr, which is not given")
+        args.triplets = args.triplets or NLI
+    else:
+        parser.leave_out(args, STS_OPTIONS, "--task dr reads --beir alone")
+        args.beir = args.beir or "BeIR/msmarco"
+        args.teacher_similarity = args.teacher_similarity or args.similarity
 
 
 def main():
     args = parse_args()
-    run = Run(args)
-    encoder = load_student(args)
+    student = load_student(args)
+    uncut = student.uncut_parameters
     teacher = None
     if args.stage != "finetune" or args.task == "dr":  # where it finds hard negatives
-        teacher = load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device).eval()
     task = TASKS[args.task](teacher, args)
-    heads = len(encoder.heads) + (args.keep_mapping and args.stage != "finetune")
+    num_heads = len(student.heads)  # of the student that stage 2 starts from
+    if args.keep_mapping and args.stage != "finetune":
+        num_heads += 1
 
-    labels = [task.labeled, task.labels]
-    run.start(task.dev_score, task.dev, teacher=teacher, train=task.texts, labels=labels)
+    data = dict(train=task.texts, labeled=task.labeled, examples=task.examples)
+    run = Run(args, teacher=teacher, student=student, dev=task.dev, **data)
     if not run.scores:
         if teacher:
             run.scores["teacher"] = task.scores(teacher)
-        run.scores["student before"] = task.scores(encoder)
+        run.scores["student before"] = task.scores(student)
     if args.stage != "finetune" and "distill" not in run.finished:
         targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
-        distill(encoder, task.texts, targets, run, args)
-        run.finish({"student after stage 1": task.scores(run.best_student())})
-    if args.stage == "both":
-        encoder = run.best_student()
-        del encoder.heads[heads:]  # W_proj, if stage 2 has begun
+        steps = distill(student, task.texts, targets, task.dev_score, run, args)
+        run.finish(*steps, {"best of stage 1": task.scores(load_best(args))})
     if args.stage != "distill" and "finetune" not in run.finished:
-        finetune(encoder, task.labeled, task.labels, run, args)
-        run.finish({"student after stage 2": task.scores(run.best_student())})
-    run.write_card("Trained by `ibkd.py` (IBKD, arXiv:2311.05472).", CARDS[args.task])
+        if args.stage == "both":
+            student = load_best(args)
+            del student.heads[num_heads:]  # W_proj, if stage 2 has begun
+        steps = finetune(student, task.labeled, task.examples, task.dev_score, run, args)
+        run.finish(*steps, {"best of stage 2": task.scores(load_best(args))})
+    text = f"Trained by `ibkd.py` (IBKD, arXiv:2311.05472), task {args.task}."
+    metric = "spearman_cosine" if args.task == "sts" else None
+    write_card(run, args, load_best(args), uncut, text, metric=metric)
+
+
+def load_best(args):
+    """The best student so far, which distill() or finetune() has saved."""
+    return load_encoder(args.output, dropout=args.dropout, device=args.device)
 
 
 if __name__ == "__main__":

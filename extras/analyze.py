@@ -27,11 +27,11 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from common import DEMO, ArgumentParser, DataError, reading, run_main
+from common import HERE, ArgumentParser, UserError, one_line_errors, run_main
 from common import evaluation_sets, read_rows, read_sentences
 from common import refuse_overwriting, write_json
-from common import encode, load_encoder, spearman
-from eval_sts import embed
+from common import encode, spearman
+from eval_sts import load
 
 SENTENCES = 10_000  # for the covariance
 POSITIVE_SCORE = 4  # pairs with a higher score are positives
@@ -47,8 +47,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def unit_vectors(model, sentences):
     """A model's name and n sentences -> float64 [n, D], L2-normalized."""
-    encoder = load_encoder(model, several=True).to(DEVICE)
-    vectors = encode(embed, encoder, sentences).astype(np.float64)
+    encoder, embed = load(model)
+    vectors = encode(embed, encoder.to(DEVICE), sentences).astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -86,7 +86,7 @@ def edit_distance(first, second):
 
 
 def read_dev_scores(run):
-    """A run's folder -> {stage: {step: dev score}}. Raises DataError."""
+    """A run's folder -> {stage: {step: dev score}}. Raises UserError."""
     stages = {}
     for row in read_rows(Path(run) / "metrics.jsonl", json.loads, "it must be the log of a run"):
         if "dev" in row:
@@ -98,19 +98,21 @@ def best_scores(folder, against):
     """A folder of runs -> {number: best dev scores of the runs with this number}, by rising number.
 
     against: "sentences", where a batch counts as full and a sentence once per epoch, or a name of
-    args.json. Raises DataError; sentences of several stages differ, and are not counted.
+    args.json. Raises UserError; sentences of several stages differ, and are not counted.
     """
     found = {}
     for path in sorted(Path(folder).glob("*/args.json")):
         stages = read_dev_scores(path.parent)
-        with reading(path, f"a run needs a number of {against}; of sentences, only one stage"):
+        with one_line_errors(
+            path, f"a run needs a number of {against}; of sentences, only one stage"
+        ):
             arguments = json.loads(path.read_text("utf-8"))
             *earlier, scores = stages.values()
             arguments["sentences"] = None if earlier else max(scores) * arguments["batch_size"]
             number = float(arguments[against])
         found.setdefault(number, []).append(max(scores.values()))
     if not found:
-        raise DataError(f"{folder}: no run in it; give a folder of runs, as extras.sweep writes it")
+        raise UserError(f"{folder}: no run in it; give a folder of runs, as extras.sweep writes it")
     return dict(sorted(found.items()))
 
 
@@ -124,7 +126,7 @@ def space(models, pairs, plt):
     first = [rows[a] for a, _, score in pairs if score > POSITIVE_SCORE]
     second = [rows[b] for _, b, score in pairs if score > POSITIVE_SCORE]
     if not first:
-        raise DataError(f"no pair has a score above {POSITIVE_SCORE}; such pairs are the positives")
+        raise UserError(f"no pair has a score above {POSITIVE_SCORE}; such pairs are the positives")
     numbers = {name: {} for name in models}
     figure, both = plt.subplots(1, 2)
     for name in models:
@@ -223,7 +225,8 @@ def speed(models, sets, plt):
     figure, axes = plt.subplots()
     numbers = {}
     for name in models:
-        encoder = load_encoder(name, several=True).to(DEVICE)
+        encoder, embed = load(name)
+        encoder.to(DEVICE)
         encode(embed, encoder, ["A dog."])  # warms up
         begin = time.perf_counter()
         *_, average = spearman(embed, encoder, sets).values()
@@ -262,7 +265,11 @@ def parse_args():
     add("--output", help="path without its ending (default: figures/FIGURE)")
     add("--dev", help="scored pairs (TSV) (default: STS-B dev; for speed, the test sets)")
     add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
-    add("--sentences", default=f"{DEMO}/sentences.txt", help="as --train (default: %(default)s)")
+    add(
+        "--sentences",
+        default=f"{HERE}/demo/sentences.txt",
+        help="as --train (default: %(default)s)",
+    )
     add("--query", action="append", help="of neighbours; may be repeated (default: the first)")
     add("--against", default="sentences", help="data: a name in args.json (default: %(default)s)")
     parser.set_defaults(skip_test=False)  # for evaluation_sets()
@@ -270,7 +277,7 @@ def parse_args():
 
 
 def read_texts(args):
-    """What the figure needs except the models. Raises DataError."""
+    """What the figure needs except the models. Raises UserError."""
     if args.figure in ("curve", "data"):
         return args.against
     if args.figure in ("covariance", "neighbours"):
@@ -282,7 +289,7 @@ def read_texts(args):
 
 def main():
     args = parse_args()
-    with reading("matplotlib", "figures need it: pip install matplotlib"):
+    with one_line_errors("matplotlib", "figures need it: pip install matplotlib"):
         import matplotlib.pyplot as plt
     plt.switch_backend("agg")
     marks = plt.cycler(color=COLORS * 9, marker=MARKERS * 8)

@@ -152,6 +152,7 @@ SCHEDULES = {  # functions of step, steps of an epoch, all steps -> share of the
     CONGEN: lambda step, _, total: congen.warmup_linear(step, total),
     IBKD: lambda step, _, total: (total + 1 - step) / total,
 }
+MAX_NORMS = {DISTILCSE: math.inf, CONGEN: 1.0, IBKD: 1.0}  # of all gradients together
 PEAKS = {  # functions of millions of parameters of the student -> peak learning rate
     DISTILCSE: lambda size: 2e-4 if size > 80 else 3e-4,  # section 4.2
     CONGEN: lambda size: min(congen.TABLE_7.values(), key=lambda row: abs(row.millions - size)).lr,
@@ -163,34 +164,51 @@ def embed_rows(encoder, tokens, rows, layers, args):
     """Embeddings of a batch by all processes, [N, D_S + k H_S], as the loss needs them."""
     batch = tokens.batch(common.own_rows(rows), args.device)
     normalize = args.method in ("pkd", "crd")  # not for HPD, whose targets are shorter than 1
-    with common.autocast(args.device, args.precision):
-        own = embed(encoder, *batch, layers, normalize)
-    return common.gather(own, len(rows))
+    with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
+        local = embed(encoder, *batch, layers, normalize)
+    return common.gather(local, len(rows))
 
 
-def distill(student, views, targets, layers, components, run, args):
-    """views of n sentences; targets [n, D_T + k H_T], k > 0 for PKD's `layers`; components: P."""
+def embed_second(encoder, views, rows, step, args):
+    """Embeddings of the second views of a batch by all processes, [N, D_S]."""
+    texts = views.second_of(rows, [args.seed, step])
+    tokens = common.Tokens(encoder, texts, args.max_length)
+    return embed_rows(encoder, tokens, np.arange(len(rows)), [], args)
+
+
+def distill(student, views, targets, layers, components, dev_pairs, run, args):
+    """views of n sentences; targets [n, D_T + k H_T], k > 0 for PKD's `layers`; components: P.
+
+    Returns the best step and the last.
+    """
     paper = PAPERS[args.method]
     encoder = student.encoder
     tokens = common.Tokens(encoder, views.first, args.max_length)
-    epoch_steps, total = run.count_steps(len(targets), args.batch_size, args.epochs)
+    epoch_steps = math.ceil(len(targets) / args.batch_size)
+    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     parameters = list(student.parameters())
     optimizer = OPTIMIZERS[paper](parameters, lr=args.lr)
     student.train()
-    run.begin("distill", total, list(student.children()), optimizer)  # the first is the encoder
-    for step, rows in run.batches(tokens.lengths, args.batch_size):
-        if run.stalled(args.patience * epoch_steps):
-            break
-        torch.manual_seed(common.step_seed(args.seed, step))  # of dropout, whatever came before
-        share = SCHEDULES[paper](step, epoch_steps, total)
-        optimizer.param_groups[0]["lr"] = args.lr * share
-        own = embed_rows(encoder, tokens, rows, layers, args)
-        embedding, pooled = own.tensor_split([encoder.dimension], dim=1)
+    best, best_step, step = run.resume("distill", total, [student], optimizer)
+    order = partial(common.batches, tokens.lengths, args.batch_size, args.seed, args.shuffle)
+    for rows in order(skip=step):
+        if step % args.eval_steps == 0 or step == total:  # also before the first step
+            dev = ckd.dev_score(encoder, dev_pairs)
+            if dev > best:
+                best, best_step = dev, step
+                common.save_encoder(encoder, args.output)
+            run.checkpoint(best, best_step, step, [student], optimizer)
+            run.log_dev(step, dev)
+            stalled = step - best_step >= args.patience * epoch_steps > 0
+            if step == total or stalled:
+                break
+        step += 1
+        torch.manual_seed(common.step_seed(args.seed, step))  # of dropout
+        lr = args.lr * SCHEDULES[paper](step, epoch_steps, total)
+        optimizer.param_groups[0]["lr"] = lr
+        outputs = embed_rows(encoder, tokens, rows, layers, args)
+        embedding, pooled = outputs.tensor_split([encoder.dimension], dim=1)
         projected = student.projection(embedding)  # h^S M, S W [N, D_T]; otherwise the same
-        if args.method in ("dual-l2", "skd"):
-            texts = views.second_of(rows, [args.seed, step])
-            second = common.Tokens(encoder, texts, args.max_length)
-            generalize = embed_rows(encoder, second, np.arange(len(rows)), [], args)  # [N, D_S]
         target = common.to_device(targets[rows], args.device)
         match args.method:
             case "pkd":
@@ -201,8 +219,10 @@ def distill(student, views, targets, layers, components, run, args):
             case "l2":
                 loss = l2_loss(projected, target)
             case "dual-l2":
+                generalize = embed_second(encoder, views, rows, step, args)
                 loss = dual_l2_loss(projected, generalize, target)
             case "skd":
+                generalize = embed_second(encoder, views, rows, step, args)
                 loss = skd_loss(projected, generalize, target)
             case "crd":
                 loss = crd_loss(projected, target, args.temperature)
@@ -211,12 +231,10 @@ def distill(student, views, targets, layers, components, run, args):
         optimizer.zero_grad()
         loss.backward()
         common.average_gradients(parameters)
-        if paper is not DISTILCSE:
-            nn.utils.clip_grad_norm_(parameters, 1.0)
+        nn.utils.clip_grad_norm_(parameters, MAX_NORMS[paper])
         optimizer.step()
-        run.log(step, len(rows), loss=loss)
-        if step % args.eval_steps == 0 or step == total:
-            run.evaluate(step)
+        run.log(step, len(rows), loss=loss, lr=lr)
+    return best_step, step
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -227,8 +245,8 @@ def parse_args():
     first.add_argument("--method", choices=PAPERS, default="pkd")
     paper = PAPERS[first.parse_known_args()[0].method]
     parser = common.ArgumentParser(description=__doc__.splitlines()[0])
-    common.add_model_options(parser, paper.teacher, "the paper's")
-    common.add_data_options(parser, paper.train)
+    parser.add_model_options(paper.teacher, "the paper's")
+    parser.add_data_options(paper.train)
     add = parser.add_argument_group("method (default: the paper's)").add_argument
     shown = "with --help: show the defaults of its paper (else PKD's)"
     add("--method", choices=PAPERS, required=True, help=shown)
@@ -237,30 +255,32 @@ def parse_args():
     starts = "l2, dual-l2, skd, hpd: how the linear layer of the head starts (default: %(default)s)"
     add("--head", choices=("random", "identity"), default="random", help=starts)
     tau = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
-    add("--temperature", type=common.positive, default=0.1, help=tau)
+    add("--temperature", type=common.number(float, 1e-9), default=0.1, help=tau)
     dimension = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
-    add("--dimension", type=common.count, default=128, help=dimension)
+    add("--dimension", type=common.number(int, 1), default=128, help=dimension)
     is_default = "(default: %(default)s)"
-    add("--epochs", type=common.count, default=paper.epochs, help=is_default)
-    add("--batch-size", type=common.count, default=paper.batch_size, help=is_default)
+    add("--epochs", type=common.number(int, 1), default=paper.epochs, help=is_default)
+    add("--batch-size", type=common.number(int, 1), default=paper.batch_size, help=is_default)
     peak = "peak learning rate (default: of the paper's student nearest in size)"
-    add("--lr", type=common.positive, help=peak)
-    common.add_run_options(
-        parser, "runs/baselines", paper.max_length, paper.eval_steps, paper.patience
-    )
-    return parser.parse(lr=4e-4, eval_steps=50)
+    add("--lr", type=common.number(float, 1e-9), help=peak)
+    idle = f"end after so many epochs without a better dev score; 0: never {is_default}"
+    add("--patience", type=common.number(int, 0), default=paper.patience, help=idle)
+    limit = "maximum number of steps; 0: no limit (default: 0)"
+    add("--max-steps", type=common.number(int, 0), default=0, help=limit)
+    parser.add_run_options("runs/baselines", paper.max_length, paper.eval_steps)
+    return parser.parse(congen.DEMO | dict(lr=4e-4))
 
 
 def check_settings(args, encoder, teacher, sentences):
-    """Raises DataError where the method is not possible."""
+    """Raises UserError where the method is not possible."""
     most = min(teacher.dimension, sentences - 1)
     if args.method == "hpd" and args.dimension > most:
         found = f"--dimension {args.dimension}: only {most} principal components exist"
-        raise common.DataError(f"{found}; give at most so many")
+        raise common.UserError(f"{found}; give at most so many")
     if args.method == "crd" and min(sentences, args.batch_size) < 2:
-        raise common.DataError("CRD needs at least two sentences in a batch; see --batch-size")
+        raise common.UserError("CRD needs at least two sentences in a batch; see --batch-size")
     if args.method == "pkd" and encoder.model.config.num_hidden_layers < 2:
-        raise common.DataError("PKD leaves out the last layer; give a student of at least two")
+        raise common.UserError("PKD leaves out the last layer; give a student of at least two")
 
 
 def build_student(encoder, teacher, args):
@@ -286,7 +306,7 @@ def build_student(encoder, teacher, args):
     return student.to(args.device)
 
 
-def run_distill(encoder, teacher, views, score, run, args):
+def run_distill(encoder, teacher, views, sets, run, args):
     """Distillation from data to scores. The cache has 4 (D_T + k H_T) bytes for each sentence: with
     PKD, RoBERTa-large and a student of 12 layers, 49 GB for a million."""
     depth, teacher_depth = [part.model.config.num_hidden_layers for part in (encoder, teacher)]
@@ -299,30 +319,32 @@ def run_distill(encoder, teacher, views, score, run, args):
     if args.method == "hpd":
         components = principal_components(targets, args.dimension, args.seed).to(args.device)
     student = build_student(encoder, teacher, args)
-    distill(student, views, targets, layers, components, run, args)
-    run.finish({"student after": score(run.best_student())})
+    steps = distill(student, views, targets, layers, components, sets["dev"], run, args)
+    best = congen.load_best(args)
+    run.finish(*steps, {"best student": common.spearman(ckd.embed, best, sets)})
 
 
 def main():
     args = parse_args()
-    run = common.Run(args)
     sets = common.evaluation_sets(args)
-    score = partial(common.spearman, ckd.embed, sets=sets)
     paper = PAPERS[args.method]
     encoder = common.load_student(args, "pooler" if paper is DISTILCSE else "mean")
+    uncut = encoder.uncut_parameters
     millions = sum(value.numel() for value in encoder.parameters()) / 1e6
     args.lr = args.lr or PEAKS[paper](millions)
     views = congen.read_views(args)
-    teacher = common.load_encoder(args.teacher, args.teacher_pooling).to(args.device).eval()
+    teacher = common.load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+    teacher.eval()
     check_settings(args, encoder, teacher, len(views.first))
 
-    run.start(score, sets["dev"], train=views, teacher=teacher)
+    run = common.Run(args, teacher=teacher, student=encoder, dev=sets["dev"], train=views)
     if not run.scores:
         run.scores["teacher"] = common.spearman(embed, teacher, sets, common.teacher_embeddings)
-        run.scores["student before"] = score(encoder)
+        run.scores["student before"] = common.spearman(ckd.embed, encoder, sets)
     if "distill" not in run.finished:
-        run_distill(encoder, teacher, views, score, run, args)
-    run.write_card(f"Distilled by `extras/baselines.py`, method: {args.method}.")
+        run_distill(encoder, teacher, views, sets, run, args)
+    text = f"Distilled by `extras/baselines.py`, method {args.method}."
+    common.write_card(run, args, congen.load_best(args), uncut, text)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,11 @@ import torch
 import transformers
 
 import dse
-from common import DEMO, LOG_STEPS, MINILM, ArgumentParser, DataError, count, note, run_main, table
-from common import read_rows, read_sentences, resolve
+from common import HERE, LOG_STEPS, MINILM, ArgumentParser, UserError, note, number, run_main, table
+from common import read_rows, read_sentences, resolve_model
 from common import Tokens, encode, load_encoder, save_encoder, set_dropout
 from eval_sts import embed
 
-ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAX_LENGTH = 64  # tokens, in training
 LR = 1e-4
@@ -67,14 +66,14 @@ def our_training(args, sentences, folder, dropout):
     """ckd.py as a process of its own -> sentences per second, without its dev scores."""
     train = folder / "sentences.txt"
     train.write_text("\n".join(sentences) + "\n", "utf-8")
-    command = [sys.executable, ROOT / "ckd.py", "--objective=kd", "--epochs=1", "--skip-test"]
+    command = [sys.executable, HERE / "ckd.py", "--objective=kd", "--epochs=1", "--skip-test"]
     command += [f"--teacher={args.teacher}", f"--student-layers={args.student_layers}"]
-    command += [f"--train={train}", f"--dev={DEMO}/dev.tsv", f"--output={folder}/ours"]
+    command += [f"--train={train}", f"--dev={HERE}/demo/dev.tsv", f"--output={folder}/ours"]
     command += [f"--batch-size={args.batch_size}", f"--lr={LR}", f"--max-length={MAX_LENGTH}"]
     command += [f"--dropout={dropout}", "--precision=fp32", "--eval-steps=1000000", "--overwrite"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise DataError(f"ckd.py: {done.stderr.strip().splitlines()[-1]}")
+        raise UserError(f"ckd.py: {done.stderr.strip().splitlines()[-1]}")
     log = read_rows(folder / "ours" / "metrics.jsonl", json.loads, "it must be the log of a run")
     speeds = [row["sentences_per_second"] for row in log if "loss" in row]
     training = sum(len(sentences) / len(speeds) / speed for speed in speeds)
@@ -116,7 +115,7 @@ def their_training(args, sentences, targets, folder, dropout):
 def compare_training(args, sentences):
     """-> {row: {column: number}}"""
     if len(sentences) < LOG_STEPS * args.batch_size:
-        raise DataError(f"{len(sentences)} sentences; give {LOG_STEPS} batches, or smaller ones")
+        raise UserError(f"{len(sentences)} sentences; give {LOG_STEPS} batches, or smaller ones")
     targets = encode(embed, load_encoder(args.teacher).to(DEVICE), sentences, MAX_LENGTH)
     ours = {dropout: [] for dropout in DROPOUTS}
     theirs = {dropout: [] for dropout in DROPOUTS}
@@ -138,7 +137,7 @@ def compare_encoding(args, sentences):
     from sentence_transformers import SentenceTransformer
 
     encoder = load_encoder(args.teacher).to(DEVICE)
-    model = SentenceTransformer(str(resolve(args.teacher, model=True)), device=DEVICE)
+    model = SentenceTransformer(str(resolve_model(args.teacher)), device=DEVICE)
 
     def ours(calls):
         for texts in calls:
@@ -166,8 +165,8 @@ def measure_dse(name, layers):
     """Section 4.3 of DSE: seconds, and the factor of the student -> {row: {column: number}}."""
     torch.manual_seed(0)
     student = dse.add_head(load_encoder(name, "mean", layers), classes=1).to(DEVICE).eval()
-    teacher = dse.load_cross_encoder(name, "stsb").to(DEVICE).eval()
-    sentences = read_sentences(DEMO / "sentences.txt")[:DSE_SENTENCES]
+    teacher = dse.load_cross_encoder(name, "stsb", device=DEVICE).eval()
+    sentences = read_sentences(HERE / "demo" / "sentences.txt")[:DSE_SENTENCES]
     pairs = list(zip(sentences[:DSE_PAIRS], sentences[-DSE_PAIRS:]))
     encode(dse.pair_logits, teacher, pairs[:100])  # warms up
     dse.embed_sentences(student, sentences[:100])
@@ -197,7 +196,7 @@ def run_dse(args):
     with tempfile.TemporaryDirectory() as folder:
         config = transformers.BertConfig(**BERT_LARGE)
         transformers.BertModel(config).save_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(resolve(MINILM, model=True))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(resolve_model(MINILM))
         tokenizer.save_pretrained(folder)  # which is BERT's
         return measure_dse(folder, None)
 
@@ -208,10 +207,10 @@ def parse_args():
     add("--only", choices=("train", "encode", "dse"), help="one part (default: all)")
     add("--teacher", default=MINILM, help="folder or Hub name (default: %(default)s)")
     add("--student-layers", default="1,3,5", help="of the teacher (default: %(default)s)")
-    add("--train", default=f"{DEMO}/sentences.txt", help="sentences (default: %(default)s)")
-    add("--sentences", type=count, default=6400, help="how many (default: %(default)s)")
-    add("--batch-size", type=count, default=64, help="of training (default: %(default)s)")
-    add("--rounds", type=count, default=3, help="(default: %(default)s)")
+    add("--train", default=f"{HERE}/demo/sentences.txt", help="sentences (default: %(default)s)")
+    add("--sentences", type=number(int, 1), default=6400, help="how many (default: %(default)s)")
+    add("--batch-size", type=number(int, 1), default=64, help="of training (default: %(default)s)")
+    add("--rounds", type=number(int, 1), default=3, help="(default: %(default)s)")
     add("--random-weights", action="store_true", help="dse: BERT-Large's shape, for times alone")
     return parser.parse_args()
 

@@ -15,7 +15,6 @@ are SentEval's own. On CR, another order moves the score by half a point.
 
 import re
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +26,10 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from common import BAR, POOLINGS, ArgumentParser, DataError, number, reading, run_main, table
-from common import refuse_overwriting, resolve, write_json
-from common import encode, load_encoder
-from eval_sts import embed
+from common import BAR, POOLINGS, ArgumentParser, UserError, number, one_line_errors
+from common import run_main, table
+from common import encode, refuse_overwriting, resolve_data, write_json
+from eval_sts import load
 
 SEED = 1111  # SentEval's, of the folds
 STRENGTHS = [2.0**power for power in range(-2, 4)]  # SentEval's C, the inverse of the penalty
@@ -90,17 +89,17 @@ TASKS = tuple(LAYOUTS)
 
 
 def find(folder, file):
-    """A file of SentEval, in its folder or in one above it -> Path. Raises DataError."""
+    """A file of SentEval, in its folder or in one above it -> Path. Raises UserError."""
     found = sorted(Path(folder).rglob(file))
     if not found:
-        raise DataError(f"{folder}: no {file} in it; give SentEval's folder or tar file")
+        raise UserError(f"{folder}: no {file} in it; give SentEval's folder or tar file")
     return found[0]
 
 
 def read_file(path, layout, label):
-    """-> [(first, second, label)]. label: where lines have none. Raises DataError."""
+    """-> [(first, second, label)]. label: where lines have none. Raises UserError."""
     rows = []
-    with reading(path, f"a line of this file is: {layout.line}") as place:
+    with one_line_errors(path, f"a line of this file is: {layout.line}") as place:
         lines = path.read_bytes().decode(layout.encoding).removesuffix("\n").split("\n")
         for place.line, line in enumerate(lines, 1):
             if place.line <= layout.header_lines:
@@ -116,7 +115,7 @@ def read_file(path, layout, label):
 
 
 def read_task(folder, task, folds):
-    """-> {split: Split}: "train" and, where a task has them, "dev" and "test". Raises DataError."""
+    """-> {split: Split}: "train" and, where a task has them, "dev" and "test". Raises UserError."""
     layout = LAYOUTS[task]
     splits = {}
     for name, files in layout.files.items():
@@ -127,7 +126,7 @@ def read_task(folder, task, folds):
     if len(counts) < 2 or min(counts.values()) < needed:
         found = ", ".join(f"{count} of class {label}" for label, count in counts.items())
         advice = f"{folds} folds need two classes or more, with {needed} each"
-        raise DataError(f"{task}: its training set has {found}; {advice}")
+        raise UserError(f"{task}: its training set has {found}; {advice}")
     return splits
 
 
@@ -189,7 +188,7 @@ def score(task, splits, vector, folds):
 # ---- Command line --------------------------------------------------------------------------------
 
 
-def score_model(name, encoder, tasks, folds):
+def score_model(name, encoder, embed, tasks, folds):
     """-> {task: percent}, and "avg" if all tasks are there. tasks {task: {split: Split}}."""
     splits = [split for task in tasks.values() for split in task.values()]
     texts = sorted({text for split in splits for text in (*split.first, *split.second)} - {""})
@@ -211,14 +210,14 @@ def parse_args():
     some = f"some of {','.join(TASKS)} (default: all)"
     add("--tasks", type=lambda text: text.split(","), default=TASKS, help=some)
     fast = "SentEval's fast setting has 5 (default: %(default)s)"
-    add("--folds", type=partial(number, int, 2, 100), default=10, help=fast)
+    add("--folds", type=number(int, 2, 100), default=10, help=fast)
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
-    add("--device", choices=devices, default=devices[0], help="(default: %(default)s)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
     add("--json", metavar="FILE", help="write the scores as JSON")
     args = parser.parse_args()
     if not set(args.tasks) <= set(TASKS):
-        raise DataError(f"--tasks {','.join(args.tasks)}: choose from {','.join(TASKS)}")
+        raise UserError(f"--tasks {','.join(args.tasks)}: choose from {','.join(TASKS)}")
     if args.json:
         refuse_overwriting(args.json, args.senteval, *args.models)
     return args
@@ -226,12 +225,13 @@ def parse_args():
 
 def main():
     args = parse_args()
-    folder = resolve(args.senteval)
+    folder = resolve_data(args.senteval)
     tasks = {task: read_task(folder, task, args.folds) for task in args.tasks}
     rows = {}
     for name in args.models:
-        encoder = load_encoder(name, args.pooling, several=True).to(args.device)
-        rows[name] = score_model(name, encoder, tasks, args.folds)
+        encoder, embed = load(name, args.pooling)
+        encoder.to(args.device)
+        rows[name] = score_model(name, encoder, embed, tasks, args.folds)
     print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)

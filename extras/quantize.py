@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import ArgumentParser, DataError, reading, run_main, table
-from common import read_scored_pairs, read_sts, refuse_overwriting, replace_file, resolve
-from common import Tokens, load_encoder, spearman
-from eval_sts import embed
+from common import ArgumentParser, UserError, one_line_errors, run_main, table
+from common import read_scored_pairs, read_sts, refuse_overwriting, replace_file, resolve_data
+from common import Tokens, spearman
+from eval_sts import load
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
 LINEAR = ["MatMul", "Gemm"]  # ONNX's operators of linear layers; Gather is that of embeddings
@@ -36,7 +36,7 @@ INPUTS = ["input_ids", "attention_mask"]
 OUTPUT = "sentence_embedding"
 
 
-def export(encoder, file):
+def export(encoder, embed, file):
     """Write the encoder as fp32 ONNX, for any batch size and length."""
     import onnx
 
@@ -78,16 +78,17 @@ def measure(embed_batch, size, encoder, pairs):
 
 @torch.no_grad()
 def quantize(name, pairs, output):
-    """Write a model's int8 file `output` -> {row: {column: number}}. Raises DataError."""
+    """Write a model's int8 file `output` -> {row: {column: number}}. Raises UserError."""
     from onnxruntime.quantization import quantize_dynamic
 
-    encoder = load_encoder(name, several=True).eval()
+    encoder, embed = load(name)
+    encoder.eval()
     size = sum(value.numel() * value.element_size() for value in encoder.parameters())
     rows = {"fp32, torch": measure(partial(embed, encoder), size, encoder, pairs)}
     with tempfile.TemporaryDirectory() as folder:
         fp32, linear, int8 = (Path(folder, f"{part}.onnx") for part in ("fp32", "linear", "int8"))
-        with reading(name, "torch must be able to export it as an ONNX file below 2 GB"):
-            export(encoder, fp32)
+        with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
+            export(encoder, embed, fp32)
             quantize_dynamic(fp32, linear, per_channel=True, op_types_to_quantize=LINEAR)
             quantize_dynamic(fp32, int8, per_channel=True, op_types_to_quantize=[*LINEAR, "Gather"])
         files = {"fp32, ONNX Runtime": fp32, "int8 but the embeddings": linear, "int8": int8}
@@ -110,13 +111,13 @@ def parse_args():
 def main():
     args = parse_args()
     if not all(map(importlib.util.find_spec, PACKAGES)):
-        raise DataError(f"packages are missing; pip install {' '.join(PACKAGES)}")
+        raise UserError(f"packages are missing; pip install {' '.join(PACKAGES)}")
     if not args.output and not Path(args.model).is_dir():
-        raise DataError(f"{args.model}: is no folder here; say with --output where the file goes")
+        raise UserError(f"{args.model}: is no folder here; say with --output where the file goes")
     output = Path(args.output or args.model, "onnx", "model_int8.onnx")
     source = args.pairs or args.senteval
     refuse_overwriting(output, source)
-    pairs = read_scored_pairs(source) if args.pairs else read_sts(resolve(source))["STS-B"]
+    pairs = read_scored_pairs(source) if args.pairs else read_sts(resolve_data(source))["STS-B"]
     warnings.simplefilter("ignore")  # both exporters warn about sound models
     logging.disable(logging.WARNING)
     print(table(quantize(args.model, pairs, output)))

@@ -20,19 +20,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import ArgumentParser, DataError, note, run_main
+from common import ArgumentParser, UserError, note, run_main
 from common import read_json, read_rows, table, write_json
 
 
 def read_grid(text):
-    """ "lr=1e-4,4e-4 seed=0,1" -> [{"lr": "1e-4", "seed": "0"}, ...]. Raises DataError."""
+    """ "lr=1e-4,4e-4 seed=0,1" -> [{"lr": "1e-4", "seed": "0"}, ...]. Raises UserError."""
     grid = {}
     for part in text.split() or [text]:
         option, _, values = part.removeprefix("--").partition("=")
         values = values.split(";" if ";" in values else ",")
         names = {value.replace("/", "_") for value in values}  # of folders
         if not option or not all(values) or len(names) < len(values) or option in grid:
-            raise DataError(f"{part!r}: give each option once, as in lr=1e-4,4e-4, and each value")
+            raise UserError(f"{part!r}: give each option once, as in lr=1e-4,4e-4, and each value")
         grid[option] = values
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
@@ -55,7 +55,7 @@ def run_setting(script, setting, options, folder):
 
 
 def best_dev(folder):
-    """A run's folder -> the best dev score of its last stage. Raises DataError."""
+    """A run's folder -> the best dev score of its last stage. Raises UserError."""
     rows = list(read_rows(folder / "metrics.jsonl", json.loads, "it must be the log of a run"))
     return max(row["dev"] for row in rows if "dev" in row and row["stage"] == rows[-1]["stage"])
 
@@ -91,7 +91,7 @@ def main():
     settings = read_grid(args.grid)
     sweep = {"script": args.script, "options": options}
     if read_json(folder / "sweep.json") not in ({}, sweep):
-        raise DataError(f"{folder}: has a sweep with other options; choose another --output")
+        raise UserError(f"{folder}: has a sweep with other options; choose another --output")
     write_json(folder / "sweep.json", sweep)
     scores = []
     for number, setting in enumerate(settings, 1):
@@ -103,7 +103,7 @@ def main():
                 continue
         scores.append((setting, best_dev(run)))
     if not scores:
-        raise DataError(f"no run has succeeded; see {folder}/*.log")
+        raise UserError(f"no run has succeeded; see {folder}/*.log")
     print(table(rank(scores)))
 
 

@@ -23,8 +23,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from common import ArgumentParser, DataError, count_or_none, reading, run_main
-from common import load_encoder, read_rows, read_sentences, replace_file, resolve
+from common import ArgumentParser, UserError, number, one_line_errors, run_main
+from common import load_encoder, read_rows, read_sentences, replace_file, resolve_model
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
@@ -71,7 +71,7 @@ def change_words(sentences, random, change):
 
 
 def read_wordnet(folder):
-    """WordNet 3's database folder -> {word: its synonyms, a list of str}. Raises DataError.
+    """WordNet 3's database folder -> {word: its synonyms, a list of str}. Raises UserError.
 
     The synonyms are the other words of the word's first sense, as the part of speech of which
     WordNet has seen the most senses in texts. A word that it has seen in no text has none.
@@ -116,11 +116,13 @@ def read_index(text, synsets):
 
 
 def load_masked_lm(name):
-    """A folder or a name on the Hub -> (model, tokenizer). Raises DataError."""
+    """A folder or a name on the Hub -> (model, tokenizer). Raises UserError."""
     tokenizer = load_encoder(name).tokenizer
-    with reading(name, "it must be a masked language model, with all weights and a mask token"):
+    with one_line_errors(
+        name, "it must be a masked language model, with all weights and a mask token"
+    ):
         load = transformers.AutoModelForMaskedLM.from_pretrained
-        folder = resolve(name, model=True)
+        folder = resolve_model(name)
         model, report = load(folder, output_loading_info=True, trust_remote_code=False)
         if report["missing_keys"] or not tokenizer.mask_token:
             raise ValueError(f"it lacks {min(report['missing_keys'], default='a mask token')}")
@@ -162,14 +164,14 @@ def parse_args():
     add("--wordnet", default="/usr/share/wordnet", help=folder)
     model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"
     add("--masked-lm", default="bert-base-uncased", help=model)
-    add("--seed", type=count_or_none, default=0, help="(default: %(default)s)")
+    add("--seed", type=number(int, 0), default=0, help="(default: %(default)s)")
     return parser.parse_args()
 
 
 def main():
     args = parse_args()
     if Path(args.output).exists():
-        raise DataError(f"{args.output}: exists already; choose another --output")
+        raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = [" ".join(text.split()) for text in read_sentences(args.train)]
     make = make_views(args)
     random = np.random.default_rng(args.seed)

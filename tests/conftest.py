@@ -317,15 +317,15 @@ def check_resume(call_main, monkeypatch, tmp_path):
         whole, stopped = tmp_path / "whole", tmp_path / "stopped"
         monkeypatch.setattr(common, "LOG_STEPS", 1)
         table = call_main(script, *options, "--output", whole)
-        evaluate = common.Run.evaluate
+        log_dev = common.Run.log_dev
 
-        def stop(run, number):
-            evaluate(run, number)
-            if (run.state["stage"], number) == (stage, step):
+        def stop(run, number, score):
+            log_dev(run, number, score)
+            if (run.stage, number) == (stage, step):
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(common.Run, "evaluate", stop)
+            patch.setattr(common.Run, "log_dev", stop)
             call_main(script, *options, "--output", stopped)
         assert call_main(script, *options, "--output", stopped, "--resume") == table
         assert outcome(stopped) == outcome(whole)

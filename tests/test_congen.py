@@ -97,8 +97,8 @@ def test_the_queue_contains_exactly_the_last_embeddings_whatever_the_batches():
         new = list(range(len(past), len(past) + size))
         queue.enqueue(torch.tensor([[x, -x] for x in new], dtype=torch.float32))
         past += new
-        assert sorted(queue.embeddings[:, 0].tolist()) == past[-13:]
-        assert torch.equal(queue.embeddings[:, 0], -queue.embeddings[:, 1])
+        assert sorted(queue.embeddings()[:, 0].tolist()) == past[-13:]
+        assert torch.equal(queue.embeddings()[:, 0], -queue.embeddings()[:, 1])
 
 
 def test_a_tenth_of_the_words_is_deleted_but_never_all():
@@ -150,7 +150,7 @@ def test_table_7_by_the_number_of_parameters_unless_options_are_given(thousands,
     for given in names:
         args = SimpleNamespace(batch_size=128, **dict.fromkeys(names))
         setattr(args, given, 500)
-        congen.choose_settings(args, encoder, 10**6)
+        congen.resolve_defaults(args, encoder, 10**6)
         expected = [500 if name == given else value for name, value in zip(names, setting)]
         assert [getattr(args, name) for name in names] == expected
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import Adam, demo_sentences, infonce, losses, random_rows
+from conftest import DEMO, Adam, demo_sentences, infonce, losses, random_rows
 from conftest import rows as metrics
 from processes import small_options
 
@@ -122,7 +122,7 @@ def test_steps_by_hand(call_main, models_folder, tmp_path, monkeypatch, dropout)
     command += ("--temperature", tau, "--seed", seed, "--pooling", "avg_last2")
     command += ("--dropout", dropout) if dropout else ()
     out = tmp_path / "out"
-    pairs = ("--dev", common.DEMO / "dev.tsv", "--student", models_folder / "bert")
+    pairs = ("--dev", DEMO / "dev.tsv", "--student", models_folder / "bert")
     call_main(distilface, *pairs, *command, "--output", out, "--precision", "fp32")
 
     encoder = common.load_encoder(models_folder / "bert")
@@ -158,15 +158,14 @@ def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files, monke
     clip, norms = torch.nn.utils.clip_grad_norm_, []
     record = lambda values, limit: norms.append(clip(values, limit).item())  # noqa: E731
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
-    evaluate, scales = common.Run.evaluate, {}
+    checkpoint, scales = common.Run.checkpoint, {}
 
-    def score(run, step):
-        evaluate(run, step)
-        if step % 4 == 0:  # --eval-steps
-            scale = run.modules[1].state_dict().get("scale")
-            scales.setdefault(run.folder.name, {})[step] = scale
+    def record_scale(run, best, best_step, step, modules, optimizer):
+        checkpoint(run, best, best_step, step, modules, optimizer)
+        scale = modules[1].state_dict().get("scale")
+        scales.setdefault(run.folder.name, {})[step] = scale
 
-    monkeypatch.setattr(common.Run, "evaluate", score)
+    monkeypatch.setattr(common.Run, "checkpoint", record_scale)
     command = small_options("distilface", models_folder, files, "")
     command += ["--max-steps", 12, "--eval-steps", 4, "--precision", precision]
     check_resume(distilface, "train", 8, *command)
@@ -219,7 +218,8 @@ def test_a_folder_gives_the_vectors_that_were_trained(
         encoder = common.load_encoder(models_folder / name, "mean").eval()
         encoder.pooling = pooling
         expected = common.encode(distilface.embed, encoder, texts)
-        ours = common.encode(eval_sts.embed, common.load_encoder(out, several=True), texts)
+        saved, embed = eval_sts.load(out)
+        ours = common.encode(embed, saved, texts)
         assert np.abs(ours - expected).max() < 1e-6
         call_main(eval_sts, out, *pairs)
         (score,) = json.loads((tmp_path / "scores.json").read_text())[str(out)].values()

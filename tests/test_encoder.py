@@ -19,7 +19,7 @@ from torch import nn
 
 import ckd
 import common
-from common import DataError, load_encoder
+from common import UserError, load_encoder
 
 SENTENCES = [*demo_sentences(20), "word " * 300, "It's \U0001f600", "x"]
 
@@ -55,7 +55,8 @@ def check_folder(encoder, folder):
     assert np.array_equal(ours, encode(again))
     assert np.abs(ours - encode_elsewhere(folder)).max() < 1e-5
     model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
+    assert not missing and not report["unexpected_keys"]
     assert all(map(torch.equal, model.parameters(), encoder.model.parameters()))
 
 
@@ -76,7 +77,7 @@ def test_heads_normalization_prompt_and_length_are_saved(models_folder, tmp_path
 @pytest.mark.slow
 def test_layers_of_the_real_teacher_are_read_alike_everywhere(teacher, tmp_path):
     check_folder(load_encoder(common.MINILM, layers="1,3,5"), tmp_path / "saved")
-    folder = common.resolve(common.MINILM, model=True)
+    folder = common.resolve_model(common.MINILM)
     assert np.abs(encode(teacher) - encode_elsewhere(folder)).max() < 1e-5
 
 
@@ -125,13 +126,13 @@ def test_layers_are_kept_in_the_order_given(models_folder):
     for kept, number in zip(part.encoder.layer, (3, 1)):
         assert all(map(torch.equal, kept.parameters(), whole[number].parameters()))
     for layers in ("1,4", "-1", "1,1", "one", "1,,2"):
-        with pytest.raises(DataError, match=f"{layers}.* \\[0, 1, 2, 3\\]"):
+        with pytest.raises(UserError, match=f"{layers}.* \\[0, 1, 2, 3\\]"):
             load_encoder(models_folder / "bert", layers=layers)
 
 
 HOW_IT_IS_READ = [
     ("mean", dict(default="pooler"), ("mean", 0, True)),
-    ("pooler", {}, ("cls", 1, False)),
+    ("pooler", {}, ("cls", 1, False)),  # saved as a dense head, which any reader applies
     ("pooler", dict(pooling="mean"), ("mean", 0, False)),
     ("bert", {}, ("mean", 0, False)),
     ("bert", dict(default="pooler"), ("cls", 1, False)),
@@ -149,14 +150,8 @@ def test_options_then_the_folder_then_the_default_choose_the_pooling(
 
 
 def test_a_pooler_that_is_not_there_is_refused(models_folder):
-    with pytest.raises(DataError, match="distilbert: .*pooler"):
+    with pytest.raises(UserError, match="distilbert: .*pooler"):
         load_encoder(models_folder / "distilbert", "pooler")
-
-
-def test_a_saved_pooler_stays_the_models_own(models_folder):
-    """Stage 2 trains both: no reader finds the pooler of stage 1."""
-    encoder = load_encoder(models_folder / "pooler")
-    assert encoder.heads[0][0] is encoder.model.pooler.dense
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
@@ -219,7 +214,7 @@ def test_a_folder_that_would_be_silently_wrong_is_refused(models_folder, tmp_pat
     for part, change in changes.items():
         load_encoder(folder)  # each of the changes matters
         alter(folder / part, change)
-    with pytest.raises(DataError, match=f"(?s)other: .*{expected}"):
+    with pytest.raises(UserError, match=f"(?s)other: .*{expected}"):
         load_encoder(folder)
 
 
@@ -232,7 +227,7 @@ def test_a_special_token_may_have_no_weights_as_in_gemma_3(models_folder, tmp_pa
     assert np.array_equal(encode(load_encoder(folder)), before)
     tokenizer.add_special_tokens({"pad_token": "<pad>"})  # which every batch needs
     tokenizer.save_pretrained(folder)
-    with pytest.raises(DataError, match="tokens, its weights"):
+    with pytest.raises(UserError, match="tokens, its weights"):
         load_encoder(folder)
 
 
@@ -258,7 +253,7 @@ def test_pickled_weights_are_read_and_run_no_code(models_folder, tmp_path, part,
     save(tensors, _use_new_zipfile_serialization=zipped)
     assert np.array_equal(encode(load_encoder(folder).eval()), expected)
     save(tensors | {"x": Payload(mark)}, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(DataError, match="old: "):
+    with pytest.raises(UserError, match="old: "):
         load_encoder(folder)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Payload(mark))).close()
@@ -274,6 +269,6 @@ def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch, kin
     alter(folder / "config.json", dict(auto_map=own, model_type=kind))
     alter(folder / "tokenizer_config.json", dict(auto_map=own))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # to whoever asks
-    with contextlib.suppress(DataError):  # a "bert" is read by the code of transformers
+    with contextlib.suppress(UserError):  # a "bert" is read by the code of transformers
         load_encoder(folder)
     assert not mark.exists()

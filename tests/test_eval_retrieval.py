@@ -154,7 +154,7 @@ BROKEN = {
 def test_a_broken_folder_is_refused(beir, case):
     name, old, new, expected = BROKEN[case]
     replace_in(beir / name, old, new)
-    with pytest.raises(common.DataError) as error:
+    with pytest.raises(common.UserError) as error:
         retrieval.read_split(beir, "test")
     assert expected in str(error.value)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from conftest import DEMO, cosine, demo_lines, demo_sentences
 from scipy.stats import spearmanr
 
@@ -44,36 +45,21 @@ def pool_alone(output, pooling):
     states = output.hidden_states  # of [1, L, H]
     if pooling == "pooler":
         return output.pooler_output[0]
-    if isinstance(pooling, str):
-        tokens = {"mean": slice(None), "cls": slice(0, 1), "lasttoken": slice(-1, None)}
-        return states[-1][0, tokens[pooling]].mean(dim=0)
-    layers = [states[i][0, int(pooling["skip_first_token"]) :] for i in pooling["layers"]]
-    if pooling["join"] == "concat":
-        return torch.cat([layer.mean(dim=0) for layer in layers])
-    if pooling["join"] == "max":
-        return torch.maximum(*layers).mean(dim=0)
-    return sum(layer.mean(dim=0) for layer in layers) / len(layers)
+    tokens = {"mean": slice(None), "cls": slice(0, 1), "lasttoken": slice(-1, None)}
+    return states[-1][0, tokens[pooling]].mean(dim=0)
 
 
-STATED = [
-    dict(layers=[0, 3], join=join, skip_first_token=skip)
-    for join in ("mean", "max", "concat")
-    for skip in (False, True)
-]
-
-
-@pytest.mark.parametrize("pooling", [*common.POOLINGS, *STATED])
+@pytest.mark.parametrize("pooling", common.POOLINGS)
 def test_embed_pools_as_the_encoder_states(models_folder, pooling):
-    one_layer = pooling if isinstance(pooling, str) else None
-    encoder = common.load_encoder(models_folder / "bert", one_layer).eval()
-    if not one_layer:
-        encoder.pooling = pooling
+    """Layers of distilface.py and dse.py are pooled in their own tests."""
+    encoder = common.load_encoder(models_folder / "bert", pooling).eval()
+    model = transformers.AutoModel.from_pretrained(models_folder / "bert").eval()
     texts = ["Run.", *demo_sentences(5)]
     vectors = common.encode(eval_sts.embed, encoder, texts)  # in one batch, with padding
     for text, vector in zip(texts, vectors):
         batch = encoder.tokenizer([text], return_tensors="pt")
         with torch.no_grad():
-            output = encoder.model(**batch, output_hidden_states=True)
+            output = model(**batch, output_hidden_states=True)
         assert vector == pytest.approx(pool_alone(output, pooling).numpy(), abs=1e-5)
 
 

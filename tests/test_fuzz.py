@@ -1,5 +1,5 @@
 """Valid files with some bytes or JSON values changed at random: every reader either reads them, or
-raises DataError that names the file. `--fuzz-examples 5000` tries more of them."""
+raises UserError that names the file. `--fuzz-examples 5000` tries more of them."""
 
 import gzip
 import json
@@ -92,7 +92,7 @@ def fuzz(request, tmp_path):
             (tmp_path / example[0]).write_bytes(example[1])
             try:
                 check(read())
-            except common.DataError as error:
+            except common.UserError as error:
                 assert str(tmp_path) in str(error)
 
         check_one()
@@ -181,7 +181,7 @@ def test_tar_files(fuzz, tmp_path, monkeypatch):
         assert folder.name in names and all(name.startswith(common.PROGRAM) for name in names)
 
     tar = tmp_path / "a.tar"
-    fuzz({"a.tar": tar_of("STS/a.txt", b"")}, lambda: common.resolve(str(tar)), check)
+    fuzz({"a.tar": tar_of("STS/a.txt", b"")}, lambda: common.resolve_data(str(tar)), check)
 
 
 SETTINGS = ["sentence_bert_config.json", "config_sentence_transformers.json"]
@@ -214,19 +214,17 @@ def test_models(fuzz, models_folder, tmp_path, monkeypatch, parts):
 
 def test_runs(fuzz, tmp_path):
     args = dict(output=str(tmp_path), resume=True, overwrite=False, student=None, layers=[1], lr=1)
-    args["eval_steps"] = 1
 
     def resume():
-        run = common.Run(SimpleNamespace(**args))
-        run.start(lambda model, sets: {"dev": 50.0}, dev=[], texts=["a", "b"])
+        run = common.Run(SimpleNamespace(**args), dev=[], texts=["a", "b"])
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
-        run.begin("distill", 4, [model], optimizer, lambda model, folder: None)
-        return run
+        run.resume("distill", 4, [model], optimizer)
+        return run, model, optimizer
 
-    run = resume()
-    run.modules[0](torch.ones(1, 2)).sum().backward()
-    run.optimizer.step()
-    run.evaluate(1)
+    run, model, optimizer = resume()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    run.checkpoint(50.0, 1, 1, [model], optimizer)
     files = {name: (tmp_path / name).read_bytes() for name in ("args.json", common.CHECKPOINT)}
-    fuzz(files, resume, lambda run: common.table(run.scores))
+    fuzz(files, resume, lambda found: common.table(found[0].scores))

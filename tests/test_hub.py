@@ -125,7 +125,7 @@ time.sleep = lambda seconds: None  # between the client's retries
 for expression in sys.argv[1:]:
     try:
         print(eval(expression))
-    except DataError as error:
+    except UserError as error:
         print("error:", *str(error).split())
 """
 
@@ -156,9 +156,9 @@ def ask(hub, tmp_path):
 def test_sts_nli_and_wiki_are_downloaded_once_and_whole(ask, hub):
     """An error names the page to download from, and a broken download leaves nothing behind."""
     readers = {
-        WIKI: f'len(read_sentences(resolve("{WIKI}")))',
-        SENTEVAL: f'len(read_sts(resolve("{SENTEVAL}"), "dev")["dev"])',
-        NLI: f'read_triplets(resolve("{NLI}"))',
+        WIKI: f'len(read_sentences(resolve_data("{WIKI}")))',
+        SENTEVAL: f'len(read_sts(resolve_data("{SENTEVAL}"), "dev")["dev"])',
+        NLI: f'read_triplets(resolve_data("{NLI}"))',
     }
     hub.broken |= {WIKI, SENTEVAL, NLI}
     for name, line in zip(readers, ask(*readers.values())):
@@ -177,7 +177,7 @@ def test_sts_nli_and_wiki_are_downloaded_once_and_whole(ask, hub):
 def test_without_the_hub_the_error_names_the_page(ask, hub):
     hub.shutdown()
     hub.server_close()
-    (line,) = ask(f'resolve("{NLI}")')
+    (line,) = ask(f'resolve_data("{NLI}")')
     assert line.startswith(f"error: {NLI}: ")
     assert f"huggingface.co/{DATA}" in line
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import (
+    DEMO,
     Adam,
     check_student,
     cosine,
@@ -150,8 +151,7 @@ def plain_hsic(x, s):
     return (gram_x * gram_s.T).sum() / len(x) ** 2
 
 
-STEPS = ("--dropout", 0, "--max-steps", 3, "--eval-steps", 3, "--beta1", 20, "--beta2", 20)
-STEPS += ("--temperature", 0.01, "--finetune-temperature", 0.01)
+STEPS = ("--dropout", 0, "--max-steps", 3, "--eval-steps", 3)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def logged(call_main, monkeypatch, models_folder, files, tmp_path):
     (tmp_path / "triplets.csv").write_text("\n".join(demo_lines("triplets.csv", 21)))
 
     def call(*options):
-        data = ("--train", tmp_path / "train.txt", "--triplets", tmp_path / "triplets.csv")
+        data = ("--train", tmp_path / "train.txt")
         data += ("--dev", files / "dev.tsv", "--output", tmp_path / "out")
         call_main(ibkd, *data, "--student", models_folder / "bert", *STEPS, *options)
         return list(losses(tmp_path / "out").values())
@@ -190,12 +190,13 @@ def test_three_steps_of_stage_1_by_hand(logged, models_folder, tmp_path):
 
     lengths = np.array([len(teacher.tokenizer(text).input_ids) for text in texts])
     expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    options = ("--teacher", models_folder / "wide", "--stage", "distill")
+    options = ("--teacher", models_folder / "wide", "--stage", "distill", "--beta1", 20)
+    options += ("--temperature", 0.01)
     assert logged(*options, "--batch-size", 8, "--lr", 3e-3) == pytest.approx(expected, rel=1e-4)
     assert common.load_encoder(tmp_path / "out").dimension == 32
 
 
-def test_three_steps_of_stage_2_by_hand(logged, models_folder):
+def test_three_steps_of_stage_2_by_hand(logged, models_folder, tmp_path):
     """With W_proj: InfoNCE is of S', HSIC of S."""
     sides = demo_triplets(20)
     model, encode = dropless_copy(models_folder)
@@ -214,7 +215,8 @@ def test_three_steps_of_stage_2_by_hand(logged, models_folder):
     tokenizer = common.load_encoder(models_folder / "bert").tokenizer
     lengths = np.array([len(tokenizer(text).input_ids) for text in sides[0]])
     expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    options = ("--stage", "finetune", "--dim", 16, "--finetune-batch-size", 8)
+    options = ("--stage", "finetune", "--dim", 16, "--finetune-batch-size", 8, "--beta2", 20)
+    options += ("--finetune-temperature", 0.01, "--triplets", tmp_path / "triplets.csv")
     assert logged(*options, "--finetune-lr", 3e-3) == pytest.approx(expected, rel=1e-4)
 
 
@@ -266,11 +268,11 @@ def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files, stage
 def test_a_retrieval_run(call_main, models_folder, tmp_path):
     """Its test scores are those of eval_retrieval.py."""
     models = ("--teacher", models_folder / "wide", "--student-layers", "0,2", *TINY)
-    task = ("--task", "dr", "--beir", common.DEMO / "beir")
+    task = ("--task", "dr", "--beir", DEMO / "beir")
     printed = call_main(ibkd, *task, *models, "--output", tmp_path / "out")
     header, *table = [line for line in printed.splitlines() if line.startswith("|")]
     assert [name.strip() for name in header.split("|")][2:4] == ["dev MRR@10", "MRR@10"]
-    options = ("--beir", common.DEMO / "beir", "--json", tmp_path / "scores.json")
+    options = ("--beir", DEMO / "beir", "--json", tmp_path / "scores.json")
     call_main(eval_retrieval, tmp_path / "out", *options)
     (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
     assert float(table[-1].split("|")[3]) == pytest.approx(scores["MRR@10"], abs=0.006)
@@ -278,4 +280,4 @@ def test_a_retrieval_run(call_main, models_folder, tmp_path):
 
 def test_the_demo_of_retrieval_has_its_own_data(parse):
     args = parse(ibkd, "--demo", "--task", "dr")
-    assert (args.dev, args.beir) == (None, str(common.DEMO / "beir"))
+    assert (args.dev, args.beir) == (None, str(DEMO / "beir"))

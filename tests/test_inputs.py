@@ -68,7 +68,7 @@ TABLE = [
     # ibkd.py and eval_retrieval.py
     ("ibkd", f"{CKD} --beir {DEMO}/beir", "--task dr"),
     ("ibkd", f"{CUT} --task dr --beir {{bert}}", "corpus.jsonl"),
-    ("ibkd", f"{CKD} --task dr --beir {DEMO}/beir", "--dev"),
+    ("ibkd", f"{CKD} --task dr --beir {DEMO}/beir", "--train"),
     ("eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("eval_retrieval", f"{{bert}} --beir {DEMO}/beir --split none", "none"),
     ("eval_retrieval", f"{{bert}} --beir {DEMO}/beir --json {DEMO}/beir/corpus.jsonl", "corpus"),

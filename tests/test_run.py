@@ -4,6 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
 from conftest import demo_lines, dev_scores, rows
 from safetensors import SafetensorError
 
@@ -36,7 +38,7 @@ def test_a_run_in_the_way_is_kept(call_main, fails, options, tmp_path, monkeypat
     call_main(ckd, *options, "--overwrite", "--seed", 5)
     assert json.loads((tmp_path / "out" / "args.json").read_text())["seed"] == 5
     assert weights.read_bytes() != before[0]
-    monkeypatch.delattr(common.Run, "begin")
+    monkeypatch.delattr(common.Run, "resume")
     with pytest.raises(AttributeError):
         call_main(ckd, *options, "--overwrite")
     assert not weights.exists() and not (tmp_path / "out" / "README.md").exists()
@@ -83,7 +85,8 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
         return loss(*arguments)
 
     common.write_json(tmp_path / "out" / ".args.json.new", {})  # it was killed before
-    monkeypatch.setattr(ckd, "contrastive_distillation_loss", watched)
+    objective = ckd.OBJECTIVES["ckd"]._replace(loss=watched)
+    monkeypatch.setitem(ckd.OBJECTIVES, "ckd", objective)
     with pytest.raises(KeyboardInterrupt):
         call_main(ckd, *options)
     assert [row["step"] for row in rows(tmp_path / "out")] == [0, 1, 2, 2, 3]
@@ -123,8 +126,13 @@ def test_a_full_disk_in_other_words(fails, options, monkeypatch):
     def full(*_):  # safetensors and tokenizers do not raise OSError
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(common, "save_file", full)
-    assert "checkpoint could not be written" in fails(ckd, *options)
+    model = transformers.PreTrainedModel
+    parts = {"checkpoint could not be written": (torch, "save")}
+    parts["model could not be saved"] = (model, "save_pretrained")
+    for expected, part in parts.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*part, full)
+            assert expected in fails(ckd, *options, "--overwrite")
 
 
 @pytest.mark.parametrize("device, precision", [("cpu", "fp32"), ("cuda", "bf16")])

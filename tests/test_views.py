@@ -10,7 +10,7 @@ import transformers
 from conftest import demo_sentences
 
 import congen
-from common import DataError
+from common import UserError
 from extras import views
 
 WORDS = [f"word{i}" for i in range(40)]
@@ -87,7 +87,7 @@ def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wor
     assert synonyms["dog"] == ["run"]
     assert not synonyms.get("large")  # seen in no text
     (wordnet / "index.verb").write_text("run v 1 0 1 1 00000009\n")
-    with pytest.raises(DataError, match="index.verb:1: "):
+    with pytest.raises(UserError, match="index.verb:1: "):
         views.read_wordnet(wordnet)
 
 
@@ -122,5 +122,5 @@ def test_the_file_has_the_sentences_and_their_views(call_main, wordnet, masked_l
 
 
 def test_a_model_without_a_head_that_fills_masks_is_refused(models_folder):
-    with pytest.raises(DataError, match="it must be a masked language model"):
+    with pytest.raises(UserError, match="it must be a masked language model"):
         views.load_masked_lm(str(models_folder / "bert"))

@@ -1,0 +1,89 @@
+"""Write a teacher whose embeddings are in the student's space, as a folder that every script reads.
+
+A larger teacher from another model family has other dimensions, and more of them. This script adds
+one dense layer A to it, which is in no paper: principal components to the student's dimension, then
+the rotation to where the student's own embeddings of the same sentences are. The student must
+already embed sentences; a model from pre-training alone has nothing to rotate to.
+
+    sentence --> teacher --> t --> A = P Q --> L2 normalization, if the student ends in one
+    A from 10,000 sentences: P by eq. 1 (principal components), Q by eq. 2 (Procrustes)
+
+  python -m extras.align --teacher sentence-transformers/all-mpnet-base-v2 --student my-encoder
+      --student-layers 1,3,5 --train my-sentences.txt --output runs/aligned
+  python ckd.py --objective kd --teacher runs/aligned --student my-encoder --student-layers 1,3,5
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from common import ArgumentParser, UserError, note, run_main
+from common import encode, load_encoder, read_sentences, save_encoder
+from eval_sts import embed
+
+SENTENCES = 10_000  # that A is fitted on, drawn at random
+
+
+def principal_components(teacher, dimension):
+    """Eq. 1: T^T T = V diag(l) V^T;  P = the columns of V with the largest l
+
+    teacher: T [n, D_T], float64. The mean is not subtracted, since a cosine depends on it. Returns
+    P [D_T, min(dimension, D_T)] and the share of the sum of squares that it keeps, 0 to 1.
+    """
+    values, vectors = np.linalg.eigh(teacher.T @ teacher)  # ascending
+    return vectors[:, ::-1][:, :dimension], values[-dimension:].sum() / values.sum()
+
+
+def rotation(source, target):
+    """Eq. 2: Q = argmin |source Q - target|, Q orthogonal  =  U V^T of U S V^T = source^T target
+
+    Orthogonal Procrustes (Schoenemann 1966). source [n, K], target [n, D], K <= D. Returns [K, D].
+    """
+    left, _, right = np.linalg.svd(source.T @ target, full_matrices=False)
+    return left @ right
+
+
+def align(teacher, student, sentences):
+    """Append A [D_T, D_S] to the teacher's heads, and normalize as the student does. In place."""
+    teacher_vectors = encode(embed, teacher, sentences).astype(np.float64)  # T [n, D_T]
+    student_vectors = encode(embed, student, sentences).astype(np.float64)  # S [n, D_S]
+    components, kept = principal_components(teacher_vectors, student.dimension)
+    note(f"principal components keep {100 * kept:.1f} % of the teacher's sum of squares")
+    matrix = components @ rotation(teacher_vectors @ components, student_vectors)  # A
+    linear = nn.Linear(*matrix.shape, bias=False)
+    linear.weight.data.copy_(torch.from_numpy(matrix.T))
+    teacher.heads.append(nn.Sequential(linear, nn.Identity()).to(teacher.model.device))
+    teacher.normalize = student.normalize
+    if not student.normalize:  # then their mean length is the student's
+        lengths = np.linalg.norm(encode(embed, teacher, sentences[:1000]), axis=1)
+        linear.weight.data *= np.linalg.norm(student_vectors, axis=1).mean() / lengths.mean()
+
+
+def parse_args():
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--teacher", required=True, help="folder or Hub name")
+    add("--student", required=True, help="folder or Hub name")
+    add("--student-layers", help="keep only these layers of the student, as in 1,3,5")
+    add("--train", required=True, help="sentences, or a .csv of triplets")
+    add("--output", required=True, help="a new folder for the aligned teacher")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    if Path(args.output).exists():
+        raise UserError(f"{args.output}: exists already; choose another --output")
+    sentences = read_sentences(args.train)
+    rows = np.random.default_rng(0).permutation(len(sentences))[:SENTENCES]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    teacher = load_encoder(args.teacher).to(device)
+    student = load_encoder(args.student, layers=args.student_layers).to(device)
+    align(teacher, student, [sentences[row] for row in rows])
+    save_encoder(teacher, args.output)
+
+
+if __name__ == "__main__":
+    run_main(main)
