@@ -92,7 +92,7 @@ def embed(encoder, input_ids, attention_mask):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
-        pooled = states[torch.arange(len(states), device=states.device), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -306,6 +306,7 @@ DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
 
 
 def parse_args():
+    positive_int, positive_float = number(int, 1), number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     parser.add_data_options(NEWS_5M)
@@ -315,28 +316,24 @@ def parse_args():
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
     add("--projection", action="store_true", help="use M also where dimensions are equal")
     tau = "tau of eq. 5 (default: 0.05, or learned from 0.368)"
-    add("--temperature", type=number(float, 1e-9), help=tau)
+    add("--temperature", type=positive_float, help=tau)
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; 4.2)"
     add("--queue-size", type=number(int, 0), help=bank)
     stage_1 = "stage 1 (default: %(default)s; 4.2)"
-    add("--epochs", type=number(int, 1), default=20, help=stage_1)
-    add("--batch-size", type=number(int, 1), default=512, help=stage_1)
+    add("--epochs", type=positive_int, default=20, help=stage_1)
+    add("--batch-size", type=positive_int, default=512, help=stage_1)
     rate = "stage 1 (default: 2e-4 for 110M parameters, else 3e-4; 4.2)"
-    add("--lr", type=number(float, 1e-9), help=rate)
-    idle = "end stage 1 after so many epochs without a better dev score; 0: never (default: 3; 4.2)"
-    add("--patience", type=number(int, 0), default=3, help=idle)
-    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
-    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    add("--lr", type=positive_float, help=rate)
     add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.1)")
     tau = "tau of eq. 7 (default: %(default)s)"
-    add("--finetune-temperature", type=number(float, 1e-9), default=0.05, help=tau)
+    add("--finetune-temperature", type=positive_float, default=0.05, help=tau)
     stage_2 = "stage 2 (default: %(default)s; 4.2)"
-    add("--finetune-epochs", type=number(int, 1), default=5, help=stage_2)
-    add("--finetune-batch-size", type=number(int, 1), default=128, help=stage_2)
+    add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
+    add("--finetune-batch-size", type=positive_int, default=128, help=stage_2)
     rate = "stage 2 (default: 5e-5; 1e-5 for 52M parameters; 4.2)"
-    add("--finetune-lr", type=number(float, 1e-9), help=rate)
-    parser.add_run_options("runs/ckd", max_length=None, eval_steps=125)
+    add("--finetune-lr", type=positive_float, help=rate)
+    parser.add_run_options("runs/ckd", None, eval_steps=125, patience=3, stage="stage 1")
     args = parser.parse(DEMO)
     if args.stage is None:
         args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
@@ -405,7 +402,7 @@ def main():
 
 def load_best(args):
     """The best student so far, which distill() or finetune() has saved."""
-    return load_encoder(args.output, dropout=args.dropout, device=args.device)
+    return load_encoder(args.output, device=args.device)
 
 
 if __name__ == "__main__":

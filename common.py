@@ -417,11 +417,9 @@ class Run:
 
     def checkpoint(self, best, best_step, step, modules, optimizer):
         """Save what --resume needs, the arguments and results of resume()."""
-        states = [module.state_dict() for module in modules]
-        progress = (best, best_step, step)
-        self.save(
-            stage=self.stage, progress=progress, modules=states, optimizer=optimizer.state_dict()
-        )
+        state = dict(stage=self.stage, progress=(best, best_step, step))
+        state["modules"] = [module.state_dict() for module in modules]
+        self.save(**state, optimizer=optimizer.state_dict())
         self.status["best dev"] = f"{best:.2f}"
         self.bar.set_postfix(self.status)
         self.restart_clock()  # exclude evaluation from the training speed
@@ -493,15 +491,15 @@ CARD = """---
 # {name}
 
 {text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
-million parameters and embeddings of {dimension} dimensions, and reads {max_length} tokens.
+million parameters and embeddings of {dimension} dimensions, and reads up to {max_length} tokens.
 
 ```python
 {usage}
 ```
 
-{table}
+{scores}
 
-Made with {program} {version} by `{command}`.
+Made with {program} {version}: `{command}`
 """
 
 
@@ -509,8 +507,8 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     """Write README.md, the Hub's model card; print the scores, and on stderr what was saved.
 
     student: the best one; uncut: the number of parameters of the model that it was cut from; text:
-    what trained it; usage: how the folder is loaded; metric: of all scores, or None for the last
-    word of each column.
+    what trained it; usage: how to load the folder, in its third line; metric: of all scores, or
+    None if the last word of a column names it.
     """
     if RANK > 0:
         return
@@ -524,26 +522,23 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
         row = ("sentence-similarity", dataset.lower(), Path(dataset).name, kind, score / 100)
         results.append(huggingface_hub.EvalResult(*row))
     library = "sentence-transformers" if usage == USAGE else "transformers"
-    data = dict(base_model=base, eval_results=results, library_name=library)
-    data |= dict(model_name=run.folder.name, pipeline_tag="sentence-similarity")
+    data = dict(model_name=run.folder.name, base_model=base, eval_results=results)
+    data |= dict(library_name=library, tags=[library, "knowledge-distillation"])
+    data = huggingface_hub.ModelCardData(pipeline_tag="sentence-similarity", **data)
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     facts = dict(layers=student.model.config.num_hidden_layers, millions=millions)
-    facts |= dict(dimension=student.dimension, max_length=student.max_length)
-    text = CARD.format(
-        data=huggingface_hub.ModelCardData(**data, tags=[library, "knowledge-distillation"]),
-        usage=usage.format(folder=run.folder, **facts),
-        command=shlex.join(["python", *sys.argv]),
-        table=table(run.scores),
-        **dict(name=run.folder.name, text=text, teacher=teacher, base=base),
-        **dict(program=PROGRAM, version=VERSION, **facts),
-    )
-    replace_file(run.folder / "README.md", lambda new: new.write_text(text, "utf-8"))
+    facts |= dict(folder=run.folder, dimension=student.dimension, max_length=student.max_length)
+    facts |= dict(name=run.folder.name, text=text, teacher=teacher, base=base, data=data)
+    facts |= dict(program=PROGRAM, version=VERSION, command=shlex.join(["python", *sys.argv]))
+    usage = usage.format(**facts)
+    card = CARD.format(usage=usage, scores=table(run.scores), **facts)
+    replace_file(run.folder / "README.md", lambda new: new.write_text(card, "utf-8"))
     print(table(run.scores))
-    megabytes = sum(file.stat().st_size for file in run.folder.glob("**/*.safetensors")) / 1e6
+    megabytes = sum(file.stat().st_size for file in run.folder.glob("*.safetensors")) / 1e6
     size = f"{facts['layers']} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
     minutes = (time.perf_counter() - run.begin) / 60
-    load = usage.format(folder=run.folder, **facts).splitlines()[2]
-    note(f"saved {run.folder}: {size}, {megabytes:.0f} MB, {minutes:.0f} min; {load}")
+    load = usage.splitlines()[2]
+    note(f"saved {run.folder}: {size}, {megabytes:.0f} MB, {minutes:.1f} min; {load}")
 
 
 # ---- Teacher embeddings --------------------------------------------------------------------------
@@ -695,7 +690,7 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
 
     pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]), which replaces
     what modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only
-    these; dropout: see set_dropout().
+    these; dropout: every rate of it (default: the configuration's).
     """
     folder = resolve_model(name)
     default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
@@ -704,7 +699,7 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         entries = read_json(folder / "modules.json", list)
         transformer = folder / entries[0]["path"] if entries else folder
-        encoder.model, encoder.tokenizer = load_transformer(transformer)
+        encoder.model, encoder.tokenizer = load_transformer(transformer, dropout)
         encoder.width = encoder.model.config.hidden_size
         read_settings(encoder, folder, transformer)
         stated = (pooling, [], False) if pooling else read_modules(folder, entries, default)
@@ -723,16 +718,22 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
         encoder.uncut_parameters = sum(value.numel() for value in encoder.parameters())
         if layers:
             keep_layers(encoder.model, layers)
-    return set_dropout(encoder, dropout).to(device)
+    return encoder.to(device)
 
 
-def load_transformer(folder):
+def load_transformer(folder, dropout=None):
     """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
     if (folder / "adapter_config.json").exists():
         raise ValueError("it is an adapter; merge it into its base model, and give that")
-    load = dict(trust_remote_code=False)
-    model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, **load)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **load)
+    options = dict(trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if dropout is not None:
+        for name, value in config.to_dict().items():
+            if "drop" in name and type(value) in (int, float):
+                setattr(config, name, dropout)
+    options |= dict(config=config, output_loading_info=True)
+    model, report = transformers.AutoModel.from_pretrained(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
     if len(broken) < len(report["missing_keys"]):
         model.pooler = None  # transformers has made one up
@@ -780,23 +781,10 @@ def keep_layers(model, layers):
     model.config.num_hidden_layers = len(kept)
     model.config.use_cache = False  # in which the layers of a decoder have their old numbers
     with torch.device("meta"):
-        built = transformers.AutoModel.from_config(model.config).state_dict()
-    differ = {key for key, value in model.state_dict().items() if key not in built}
-    if {key for key in differ | (built.keys() - model.state_dict().keys()) if "pooler" not in key}:
+        built = transformers.AutoModel.from_config(model.config)
+    names = [{key for key in part.state_dict() if "pooler" not in key} for part in (model, built)]
+    if names[0] != names[1]:  # as in ModernBERT, whose layer 0 has no normalization
         raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first, as in 0,2")
-
-
-def set_dropout(encoder, dropout):
-    """Set every dropout rate, also those of attention that are plain numbers; None keeps them."""
-    if dropout is None:
-        return encoder
-    for module in encoder.modules():
-        for name, value in vars(module).items():
-            if "dropout" in name and type(value) in (int, float):
-                setattr(module, name, dropout)
-        if isinstance(module, nn.Dropout):
-            module.p = dropout
-    return encoder
 
 
 def read_settings(encoder, folder, transformer):
@@ -1013,30 +1001,42 @@ class ArgumentParser(argparse.ArgumentParser):
                 raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
             setattr(args, name, None)
 
-    def add_run_options(self, output, max_length, eval_steps, precisions=("fp32", "bf16")):
-        """--output, --max-length, --eval-steps, --seed, --shuffle, --device, --precision, ..."""
+    def add_run_options(
+        self,
+        output,
+        max_length,
+        eval_steps,
+        patience=0,
+        max_steps=None,
+        stage="a stage",
+        precisions=("fp32", "bf16"),
+    ):
+        """Options of every run; the arguments are defaults, `stage` is what --patience ends."""
         add = self.add_argument_group("run").add_argument
         is_default = "(default: %(default)s)"
         add("--output", default=output, help=f"output folder for the best student {is_default}")
-        longest = f"in training (default: {max_length or 'by --objective'})"
+        text = f"maximum number of steps per stage (default: {max_steps or 'no limit'})"
+        add("--max-steps", type=number(int, 0), default=max_steps, help=text)
+        text = f"training texts are cut at (default: {max_length or 'set by --objective'})"
         tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
-        text = f"cut texts to so many tokens {longest}"
-        add("--max-length", type=tokens, default=max_length, help=text)
+        add("--max-length", type=tokens, default=max_length, help=f"tokens that {text}")
         text = f"steps between dev scores and checkpoints (default: {eval_steps or 'an epoch'})"
         add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
+        text = f"end {stage} after so many epochs without a better dev score; 0: never {is_default}"
+        add("--patience", type=number(int, 0), default=patience, help=text)
         add("--seed", type=number(int, 0), default=0, help=is_default)
-        shuffled = "batches of random texts instead of texts of similar length"
-        add("--shuffle", action="store_true", help=shuffled)
+        text = "batches of random texts instead of texts of similar length"
+        add("--shuffle", action="store_true", help=text)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         text = "default: cuda if torch finds a GPU, here %(default)s"
         add("--device", choices=("cuda", "cpu"), default=device, help=text)
-        precision = "training precision (default: bf16 on a GPU that supports it, else fp32)"
-        add("--precision", choices=precisions, help=precision)
+        text = "training precision (default: bf16 on a GPU that supports it, else fp32)"
+        add("--precision", choices=precisions, help=text)
         add("--resume", action="store_true", help="continue the run in --output, or begin it")
-        overwrite = "delete the run in --output and begin again"
-        add("--overwrite", action="store_true", help=overwrite)
-        demo = "all-MiniLM-L6-v2, its layers 1,3,5 and the files of demo/ as defaults"
-        add("--demo", action="store_true", help=demo)
+        text = "delete the run in --output and begin again"
+        add("--overwrite", action="store_true", help=text)
+        text = "all-MiniLM-L6-v2 and the files of demo/ as defaults"
+        add("--demo", action="store_true", help=text)
 
 
 def number(kind, low, high=10**9):

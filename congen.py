@@ -89,7 +89,7 @@ def embed(encoder, input_ids, attention_mask):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
-        pooled = states[torch.arange(len(states), device=states.device), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -286,6 +286,7 @@ DEMO |= dict(epochs=1, batch_size=64, eval_steps=50)
 
 
 def parse_args():
+    positive_int, positive_float = number(int, 1), number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/unsup-simcse-roberta-large")
     parser.add_data_options("nli_for_simcse.csv")
@@ -297,20 +298,16 @@ def parse_args():
     share = "weight of control; 1 - alpha is that of generalize (default: %(default)s; Table 5)"
     add("--alpha", type=number(float, 0, 1), default=0.5, help=share)
     is_default = "(default: %(default)s; 4.1)"
-    add("--epochs", type=number(int, 1), default=20, help=is_default)
-    add("--batch-size", type=number(int, 1), default=128, help=is_default)
+    add("--epochs", type=positive_int, default=20, help=is_default)
+    add("--batch-size", type=positive_int, default=128, help=is_default)
     by_student = "(default: by the student, Table 7)"
-    add("--lr", type=number(float, 1e-9), help=f"peak learning rate {by_student}")
-    add("--teacher-temperature", type=number(float, 1e-9), help=f"tau^T of eq. 2 {by_student}")
+    add("--lr", type=positive_float, help=f"peak learning rate {by_student}")
+    add("--teacher-temperature", type=positive_float, help=f"tau^T of eq. 2 {by_student}")
     tau = "--student-temperature"
-    add(tau, "--temperature", type=number(float, 1e-9), help=f"tau^S of eq. 2 {by_student}")
+    add(tau, "--temperature", type=positive_float, help=f"tau^S of eq. 2 {by_student}")
     size = "instance queue size K (default: by the student, Table 7, or all sentences)"
-    add("--queue-size", type=number(int, 1), help=size)
-    idle = "end after so many epochs without a better dev score; 0: never (default: %(default)s)"
-    add("--patience", type=number(int, 0), default=7, help=idle)
-    limit = "maximum number of steps; 0: no limit (default: 0)"
-    add("--max-steps", type=number(int, 0), default=0, help=limit)
-    parser.add_run_options("runs/congen", max_length=128, eval_steps=512)
+    add("--queue-size", type=positive_int, help=size)
+    parser.add_run_options("runs/congen", max_length=128, eval_steps=512, patience=7)
     return parser.parse(DEMO)
 
 
@@ -365,7 +362,7 @@ def main():
 
 def load_best(args):
     """The best student so far, which distill() has saved."""
-    return load_encoder(args.output, dropout=args.dropout, device=args.device)
+    return load_encoder(args.output, device=args.device)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,8 @@ def train(encoder, tokens, dev_pairs, run, args):
 
 # ---- Command line --------------------------------------------------------------------------------
 
-DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", pooling="avg", max_steps=100)
+DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
+DEMO |= dict(pooling="avg", max_steps=100)
 DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", eval_steps=25)
 USAGE = """import distilface
 
@@ -206,6 +207,7 @@ vectors = common.encode(distilface.embed, student, ["A man plays the guitar."])"
 
 
 def parse_args():
+    positive_float = number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     table_3 = "(default: %(default)s; paper Table 3)"
     add = parser.add_argument_group("model").add_argument
@@ -217,16 +219,11 @@ def parse_args():
     add("--dropout", type=number(float, 0, 0.99), help=rate)
     parser.add_data_options("wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method").add_argument
-    add("--temperature", type=number(float, 1e-9), default=0.05, help=f"tau {table_3}")
+    add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
     add("--batch-size", type=number(int, 1), default=128, help=table_3)
     rate = f"falls linearly to 0 {table_3}"
-    add("--lr", type=number(float, 1e-9), default=1e-5, help=rate)
-    steps = f"length of training; 0: none, score and save the student {table_3}"
-    add("--max-steps", type=number(int, 0), default=20_000, help=steps)
-    idle = "end after so many epochs without a better dev score; 0: never (default: 0)"
-    add("--patience", type=number(int, 0), default=0, help=idle)
-    precisions = tuple(DTYPES)  # fp16: with gradient scaling, section 4.2
-    parser.add_run_options("runs/distilface", 32, 250, precisions)
+    add("--lr", type=positive_float, default=1e-5, help=rate)
+    parser.add_run_options("runs/distilface", 32, 250, max_steps=20_000, precisions=tuple(DTYPES))
     return parser.parse(DEMO)
 
 
@@ -283,8 +280,8 @@ def main():
     args = parse_args()
     sets = evaluation_sets(args)
     sentences = read_sentences(args.train)
-    options = dict(dropout=args.dropout, device=args.device)
-    student = load_student(args.student, args.pooling, args.student_layers, **options)
+    options = (args.student_layers, args.dropout, args.device)
+    student = load_student(args.student, args.pooling, *options)
     uncut = student.uncut_parameters
     check_training(student, len(sentences), args)
 
@@ -294,9 +291,9 @@ def main():
     if "train" not in run.finished:
         tokens = Tokens(student, sentences, args.max_length)
         steps = train(student, tokens, sets["dev"], run, args)
-        best = load_student(run.folder, args.pooling, **options)
+        best = load_student(run.folder, args.pooling, device=args.device)
         run.finish(*steps, {"best student": spearman(embed, best, sets)})
-    best = load_student(run.folder, args.pooling, **options)
+    best = load_student(run.folder, args.pooling)
     text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
     if POOLINGS[args.pooling].combine == "mean":
         write_card(run, args, best, uncut, text)

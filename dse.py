@@ -478,6 +478,7 @@ u = dse.embed_sentences(student, ["A man plays the guitar."])  # [1, {dimension}
 
 
 def parse_args():
+    positive_int, positive_float = number(int, 1), number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("models and data").add_argument
     add("--task", choices=TASKS, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
@@ -496,16 +497,12 @@ def parse_args():
     add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
     finetuning = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
-    add("--teacher-epochs", type=number(int, 1), default=3, help=finetuning)
-    add("--teacher-lr", type=number(float, 1e-9), default=2e-5, help=finetuning)
+    add("--teacher-epochs", type=positive_int, default=3, help=finetuning)
+    add("--teacher-lr", type=positive_float, default=2e-5, help=finetuning)
     is_default = "(default: %(default)s; 4.1.1)"
-    add("--epochs", type=number(int, 1), default=8, help=is_default)
-    add("--batch-size", type=number(int, 1), default=32, help=f"in pairs {is_default}")
-    add("--lr", type=number(float, 1e-9), help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
-    idle = "end a stage after so many epochs without a better dev score; 0: never (default: 0)"
-    add("--patience", type=number(int, 0), default=0, help=idle)
-    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
-    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    add("--epochs", type=positive_int, default=8, help=is_default)
+    add("--batch-size", type=positive_int, default=32, help=f"in pairs {is_default}")
+    add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
     parser.add_run_options("runs/dse", max_length=128, eval_steps=None)
     args = parser.parse(DEMO)
     if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):

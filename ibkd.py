@@ -115,7 +115,7 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_heads=None):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
-        pooled = states[torch.arange(len(states), device=states.device), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     s = encoder.heads[:num_heads](pooled).float()  # [N, D]
@@ -359,6 +359,7 @@ DEMO |= dict(beir="demo/beir")
 
 
 def parse_args():
+    positive_int, positive_float = number(int, 1), number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large")
     parser.add_data_options(NLI)
@@ -371,39 +372,35 @@ def parse_args():
     add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.3)")
     kernels = ("rbf", "imq", "linear")
     add("--kernel", choices=kernels, default="rbf", help="of HSIC (default: %(default)s; 3.2)")
-    add("--gamma", type=number(float, 1e-9), default=0.5, help=f"of the kernel {is_default}")
+    add("--gamma", type=positive_float, default=0.5, help=f"of the kernel {is_default}")
     add("--beta1", type=number(float, 0), default=1.0, help=f"of HSIC, stage 1 {is_default}")
     add("--beta2", type=number(float, 0), default=0.5, help=f"of HSIC, stage 2 {is_default}")
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     dimension = "stage 2: dimension of S' (default: no projection; 3.4)"
-    add("--dim", type=number(int, 1), help=dimension)
+    add("--dim", type=positive_int, help=dimension)
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
     two = number(int, 2)  # a contrastive loss needs two texts
-    add("--epochs", type=number(int, 1), help="stage 1 (default: 10; dr: 3; Table 1)")
+    add("--epochs", type=positive_int, help="stage 1 (default: 10; dr: 3; Table 1)")
     add("--batch-size", type=two, help="stage 1 (default: 256; dr: 128; Table 1)")
-    add("--lr", type=number(float, 1e-9), default=1e-4, help=f"stage 1 {table_1}")
-    add("--temperature", type=number(float, 1e-9), default=0.1, help=f"stage 1 {table_1}")
-    add("--finetune-epochs", type=number(int, 1), default=3, help=f"stage 2 {table_1}")
+    add("--lr", type=positive_float, default=1e-4, help=f"stage 1 {table_1}")
+    add("--temperature", type=positive_float, default=0.1, help=f"stage 1 {table_1}")
+    add("--finetune-epochs", type=positive_int, default=3, help=f"stage 2 {table_1}")
     add("--finetune-batch-size", type=two, help="stage 2 (default: 256; dr: 128; Table 1)")
     rate = "stage 2 (default: 3e-5; dr: 1e-5; Table 1)"
-    add("--finetune-lr", type=number(float, 1e-9), help=rate)
+    add("--finetune-lr", type=positive_float, help=rate)
     tau = f"stage 2 {table_1}"
-    add("--finetune-temperature", type=number(float, 1e-9), default=0.05, help=tau)
-    idle = "end a stage after so many epochs without a better dev score; 0: never (default: 0)"
-    add("--patience", type=number(int, 0), default=0, help=idle)
-    limit = "maximum number of steps per stage; 0: no limit (default: 0)"
-    add("--max-steps", type=number(int, 0), default=0, help=limit)
+    add("--finetune-temperature", type=positive_float, default=0.05, help=tau)
     add = parser.add_argument_group("retrieval (--task dr)").add_argument
     add("--beir", help="BEIR folder, or data set on the Hub (default: BeIR/msmarco)")
     split = "qrels/TEST_SPLIT.tsv; the paper's: dev (default: %(default)s)"
     add("--test-split", default="test", help=split)
     queries = "how many choose the best student (default: %(default)s)"
-    add("--dev-queries", type=number(int, 1), default=2000, help=queries)
+    add("--dev-queries", type=positive_int, default=2000, help=queries)
     similarity = "of a search (default: %(default)s)"
     add("--similarity", choices=("cosine", "dot"), default="cosine", help=similarity)
     add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
     found = f"that the teacher finds {is_default}"
-    add("--hard-negatives", type=number(int, 1), default=8, help=found)
+    add("--hard-negatives", type=positive_int, default=8, help=found)
     parser.add_run_options("runs/ibkd", max_length=128, eval_steps=500)
     args = parser.parse(DEMO)
     resolve_defaults(parser, args)
@@ -464,7 +461,7 @@ def main():
 
 def load_best(args):
     """The best student so far, which distill() or finetune() has saved."""
-    return load_encoder(args.output, dropout=args.dropout, device=args.device)
+    return load_encoder(args.output, device=args.device)
 
 
 if __name__ == "__main__":

@@ -263,11 +263,7 @@ def parse_args():
     add("--batch-size", type=common.number(int, 1), default=paper.batch_size, help=is_default)
     peak = "peak learning rate (default: of the paper's student nearest in size)"
     add("--lr", type=common.number(float, 1e-9), help=peak)
-    idle = f"end after so many epochs without a better dev score; 0: never {is_default}"
-    add("--patience", type=common.number(int, 0), default=paper.patience, help=idle)
-    limit = "maximum number of steps; 0: no limit (default: 0)"
-    add("--max-steps", type=common.number(int, 0), default=0, help=limit)
-    parser.add_run_options("runs/baselines", paper.max_length, paper.eval_steps)
+    parser.add_run_options("runs/baselines", paper.max_length, paper.eval_steps, paper.patience)
     return parser.parse(congen.DEMO | dict(lr=4e-4))
 
 

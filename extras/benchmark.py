@@ -29,7 +29,7 @@ import transformers
 import dse
 from common import HERE, LOG_STEPS, MINILM, ArgumentParser, UserError, note, number, run_main, table
 from common import read_rows, read_sentences, resolve_model
-from common import Tokens, encode, load_encoder, save_encoder, set_dropout
+from common import Tokens, encode, load_encoder, save_encoder
 from eval_sts import embed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -91,11 +91,10 @@ def their_training(args, sentences, targets, folder, dropout):
         warnings.simplefilter("ignore", DeprecationWarning)  # its place depends on the version
         from sentence_transformers.losses import MSELoss
 
-    student = load_encoder(args.teacher, layers=args.student_layers)
+    student = load_encoder(args.teacher, layers=args.student_layers, dropout=dropout)
     save_encoder(student, folder / "student")
     model = theirs.SentenceTransformer(str(folder / "student"), device=DEVICE)
     model.max_seq_length = MAX_LENGTH
-    set_dropout(model, dropout)
     data = Dataset.from_dict({"sentence": sentences, "label": targets.tolist()})
     arguments = theirs.SentenceTransformerTrainingArguments(
         output_dir=str(folder / "theirs"),

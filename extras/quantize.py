@@ -1,16 +1,18 @@
-"""Write the int8 ONNX model of a sentence encoder, for CPUs, and measure what it costs.
+"""Write a sentence encoder as an ONNX model for CPUs, in int8 or fp32, and measure what it costs.
 
 MODEL is any folder that the other scripts read: transformer, pooling, dense heads and normalization
-go into OUTPUT/onnx/model_int8.onnx, which takes input_ids and attention_mask [N, L] and returns
-sentence_embedding [N, D]. ONNX Runtime needs neither torch nor transformers to run it. The weights
-of linear layers (one scale per output) and of embedding layers become int8 now, activations while
-the model runs. A prompt that the folder states is not in the file: put it before each text.
+go into OUTPUT/onnx/model_int8.onnx, or model.onnx with --precision fp32. Both take input_ids and
+attention_mask [N, L] and return sentence_embedding [N, D] and last_hidden_state [N, L, H]. ONNX
+Runtime runs them without torch and transformers; sentence-transformers' backend="onnx" reads the
+second output. A prompt that the folder states is not in the file: put it before each text.
 
-The table compares four models: megabytes of weights or file, Spearman x 100 on scored pairs, and
-the seconds to embed their texts, one at a time, without tokenization. DistilFACE (arXiv:2401.12472,
+int8: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
+activations while the model runs. With --pairs, a table compares torch and ONNX Runtime: megabytes
+of weights or of the file, Spearman x 100, and sentences per second, embedded one at a time without
+tokenization: the median of --rounds, in which the models take turns. DistilFACE (arXiv:2401.12472,
 section 4.2, Tables 4 and 5) leaves the embedding layer in fp32, as the third row does.
 
-  python -m extras.quantize runs/ckd                        measured on STS-B test
+  python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --pairs demo/test.tsv --output runs/int8
 """
 
@@ -21,29 +23,37 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from common import ArgumentParser, UserError, one_line_errors, run_main, table
-from common import read_scored_pairs, read_sts, refuse_overwriting, replace_file, resolve_data
+from common import ArgumentParser, UserError, note, number, one_line_errors, run_main, table
+from common import read_scored_pairs, refuse_overwriting, replace_file
 from common import Tokens, spearman
 from eval_sts import load
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
 LINEAR = ["MatMul", "Gemm"]  # ONNX's operators of linear layers; Gather is that of embeddings
 INPUTS = ["input_ids", "attention_mask"]
-OUTPUT = "sentence_embedding"
+OUTPUTS = ["sentence_embedding", "last_hidden_state"]
 
 
 def export(encoder, embed, file):
     """Write the encoder as fp32 ONNX, for any batch size and length."""
     import onnx
 
+    def forward(input_ids, attention_mask):
+        output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+        parts = dict(pooling=encoder.pooling, heads=encoder.heads, normalize=encoder.normalize)
+        done = SimpleNamespace(model=lambda *_, **__: output, **parts)  # one pass for both outputs
+        return embed(done, input_ids, attention_mask), output.last_hidden_state
+
     example = Tokens(encoder, ["one example", "another example"]).batch(np.array([0, 1]))
     axes = {0: "batch", 1: "length"}
-    names = dict(input_names=INPUTS, output_names=[OUTPUT], dynamic_shapes=(axes, axes))
-    encoder.forward = partial(embed, encoder)  # it is what torch exports of a module
+    names = dict(input_names=INPUTS, output_names=OUTPUTS, dynamic_shapes=(axes, axes))
+    encoder.forward = forward  # it is what torch exports of a module
     program = torch.onnx.export(encoder, example, **names, dynamo=True, verbose=False)
     model = program.model_proto
     # ONNX Runtime transposes the weights of dense heads, and fails where their shapes are stated.
@@ -55,46 +65,52 @@ def onnx_model(file):
     """-> a function of input_ids and attention_mask that returns embeddings [N, D] in NumPy."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda *batch: session.run([OUTPUT], dict(zip(INPUTS, [x.numpy() for x in batch])))[0]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as torch has
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    inputs = [tensor.name for tensor in session.get_inputs()]
+    return lambda *batch: session.run(OUTPUTS[:1], dict(zip(inputs, [x.numpy() for x in batch])))[0]
 
 
-def measure(embed_batch, size, encoder, pairs):
-    """A model of `size` bytes -> {column: number}. embed_batch(input_ids, attention_mask)."""
-    seconds = []
-
-    def encode(embed_batch, encoder, texts):
-        tokens = Tokens(encoder, texts)
-        inputs = [tokens.batch(np.array([row])) for row in range(len(texts))]
-        embed_batch(*inputs[0])  # the first call is slower
-        begin = time.perf_counter()
-        vectors = [embed_batch(*batch) for batch in inputs]
-        seconds.append(time.perf_counter() - begin)
-        return np.concatenate(vectors)
-
-    score = spearman(embed_batch, encoder, {"pairs": pairs}, encode)["pairs"]
-    return {"MB": size / 1e6, "Spearman": score, "seconds": seconds[0]}
-
-
-@torch.no_grad()
-def quantize(name, pairs, output):
-    """Write a model's int8 file `output` -> {row: {column: number}}. Raises UserError."""
+def write_onnx(name, folder):
+    """Export a model -> (encoder, embed(), {"fp32", "linear", "int8": file}), files in `folder`."""
     from onnxruntime.quantization import quantize_dynamic
 
     encoder, embed = load(name)
     encoder.eval()
+    files = {part: Path(folder, f"{part}.onnx") for part in ("fp32", "linear", "int8")}
+    with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
+        export(encoder, embed, files["fp32"])
+        for part, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
+            options = dict(per_channel=True, op_types_to_quantize=operators)
+            quantize_dynamic(files["fp32"], files[part], **options)
+    return encoder, embed, files
+
+
+@torch.no_grad()
+def measure(encoder, embed, files, pairs, rounds):
+    """-> {row: {"MB", "Spearman", "sentences/s"}}, a row for torch and for each file."""
     size = sum(value.numel() * value.element_size() for value in encoder.parameters())
-    rows = {"fp32, torch": measure(partial(embed, encoder), size, encoder, pairs)}
-    with tempfile.TemporaryDirectory() as folder:
-        fp32, linear, int8 = (Path(folder, f"{part}.onnx") for part in ("fp32", "linear", "int8"))
-        with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
-            export(encoder, embed, fp32)
-            quantize_dynamic(fp32, linear, per_channel=True, op_types_to_quantize=LINEAR)
-            quantize_dynamic(fp32, int8, per_channel=True, op_types_to_quantize=[*LINEAR, "Gather"])
-        files = {"fp32, ONNX Runtime": fp32, "int8 but the embeddings": linear, "int8": int8}
-        for row, file in files.items():
-            rows[row] = measure(onnx_model(file), file.stat().st_size, encoder, pairs)
-        replace_file(output, lambda new: new.write_bytes(int8.read_bytes()))
+    models = {"fp32, torch": (size, partial(embed, encoder))}
+    titles = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
+    for part, file in files.items():
+        models[titles[part]] = (file.stat().st_size, onnx_model(file))
+    tokens = Tokens(encoder, list(dict.fromkeys(text for row in pairs for text in row[:2])))
+    inputs = [tokens.batch(np.array([row])) for row in range(len(tokens.lengths))]
+    seconds = {row: [] for row in models}
+    scores = {}
+    for _ in range(rounds):
+        for row, (_, embed_batch) in models.items():
+            embed_batch(*inputs[0])  # the first call is slower
+            begin = time.perf_counter()
+            vectors = [embed_batch(*batch) for batch in inputs]
+            seconds[row].append(time.perf_counter() - begin)
+            vectors = np.concatenate(vectors)
+            scores[row] = spearman(None, encoder, {"": pairs}, lambda *_, v=vectors: v)[""]
+    rows = {}
+    for row, (size, _) in models.items():
+        speed = len(inputs) / median(seconds[row])
+        rows[row] = {"MB": size / 1e6, "Spearman": scores[row], "sentences/s": speed}
     return rows
 
 
@@ -102,9 +118,10 @@ def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
-    add("--output", help="gets onnx/model_int8.onnx (default: MODEL, if it is a folder)")
-    add("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: STS-B test)")
-    add("--senteval", default="senteval.tar", help="its folder or tar file (default: %(default)s)")
+    add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")
+    add("--precision", choices=("int8", "fp32"), default="int8", help="(default: %(default)s)")
+    add("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: no table)")
+    add("--rounds", type=number(int, 1), default=5, help="of timing (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -114,13 +131,19 @@ def main():
         raise UserError(f"packages are missing; pip install {' '.join(PACKAGES)}")
     if not args.output and not Path(args.model).is_dir():
         raise UserError(f"{args.model}: is no folder here; say with --output where the file goes")
-    output = Path(args.output or args.model, "onnx", "model_int8.onnx")
-    source = args.pairs or args.senteval
-    refuse_overwriting(output, source)
-    pairs = read_scored_pairs(source) if args.pairs else read_sts(resolve_data(source))["STS-B"]
+    name = "model_int8.onnx" if args.precision == "int8" else "model.onnx"
+    output = Path(args.output or args.model, "onnx", name)
+    refuse_overwriting(output, args.pairs)
+    pairs = read_scored_pairs(args.pairs) if args.pairs else None
     warnings.simplefilter("ignore")  # both exporters warn about sound models
     logging.disable(logging.WARNING)
-    print(table(quantize(args.model, pairs, output)))
+    with tempfile.TemporaryDirectory() as folder:
+        encoder, embed, files = write_onnx(args.model, folder)
+        written = files[args.precision]
+        replace_file(output, lambda new: new.write_bytes(written.read_bytes()))
+        note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
+        if pairs:
+            print(table(measure(encoder, embed, files, pairs, args.rounds)))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ STSB_SENTENCES = 2551  # distinct ones in STS-B test
 SMALL = {
     "all sentences": "KD-three-layers",
     "all sentences, three epochs": "KD-three-epochs",
-    "all sentences, then all-mpnet-base-v2": "own-then-M",
     "all sentences, then NLI": "own-then-NLI",
     "20,000 sentences, first all-mpnet-base-v2": "M-then-own",
     "50,000 sentences": "KD-50k",

@@ -21,7 +21,6 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
@@ -35,6 +34,11 @@ CUT = "--teacher $T --student-layers 1,3,5"
 OWN = f"{CUT} {STS} --train $FIRST20K --eval-steps 105"
 MORE = f"{CUT} {STS} --train $FIRST50K --eval-steps 105"
 FAR = f"--teacher $M --student $T --student-layers 1,3,5 {STS} --train $FIRST20K --eval-steps 105"
+NEAR = FAR.replace("$M", "runs/M-aligned")
+ALIGN = (
+    "python -m extras.align --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K "
+    "--output runs/M-aligned"
+)
 AGAIN = f"{STS} --train $FIRST20K --eval-steps 105 --dropout 0"
 NLI = (
     "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
@@ -75,10 +79,11 @@ RUNS = [  # page, name, seeds, command
         f"{CONGEN} 0.2 --student-temperature 0.2 --head identity {OWN}",
     ),
     ("own-teacher", "IBKD", THREE, f"{IBKD} 0.2 {OWN}"),
-    ("larger-teacher", "M-KD-aligned", THREE, f"{KD} --align {FAR}"),
+    ("larger-teacher", "M-aligned", ONE, ALIGN),
+    ("larger-teacher", "M-KD-aligned", THREE, f"{KD} {NEAR}"),
     ("larger-teacher", "M-KD", THREE, f"{KD} {FAR}"),
     ("larger-teacher", "M-CKD", THREE, f"{CKD} 0.05 {FAR}"),
-    ("larger-teacher", "M-CKD-aligned", THREE, f"{CKD} 0.05 --align {FAR}"),
+    ("larger-teacher", "M-CKD-aligned", THREE, f"{CKD} 0.05 {NEAR}"),
     ("larger-teacher", "M-ConGen", THREE, f"{CONGEN} 0.1 --student-temperature 0.1 {FAR}"),
     ("larger-teacher", "M-IBKD", THREE, f"{IBKD} 0.1 {FAR}"),
     ("own-teacher", "DistilFACE", THREE, f"{SIMCSE} $FIRST20K --max-steps 313 --eval-steps 78"),
@@ -109,12 +114,6 @@ RUNS = [  # page, name, seeds, command
     ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
     ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
     ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
-    (
-        "small",
-        "own-then-M",
-        ONE,
-        f"{KD} --align {AGAIN} --teacher $M --student runs/KD-three-layers",
-    ),
     ("small", "M-then-own", ONE, f"{KD} {AGAIN} --teacher $T --student runs/M-KD-aligned-0"),
     ("small", "own-then-NLI", ONE, NLI),
     ("search", "search-stage-1", ONE, f"{SEARCH} --student-layers 1,3,5 --stage distill {STAGE_1}"),
@@ -228,8 +227,7 @@ def machine():
 
 def scores_of(run):
     """The final table of a run that trains, from its checkpoint -> {row: {column: score}}."""
-    with safe_open(run / "checkpoint" / "state.safetensors", "pt") as file:
-        return json.loads(file.metadata()["state"])["scores"]
+    return torch.load(run / "checkpoint" / "state.pt", "cpu")["scores"]
 
 
 def tables(printed):

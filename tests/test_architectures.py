@@ -80,7 +80,7 @@ def test_it_is_cut_trained_saved_and_read_by_everybody(build, tmp_path, name):
     assert again.model.config.num_hidden_layers == 2
     batch = common.Tokens(encoder, texts).batch(np.arange(12))
     for dropout in (0.0, 0.5):  # also that of attention
-        common.set_dropout(encoder, dropout).train()
+        encoder = common.load_encoder(tmp_path / "out", dropout=dropout).train()
         equal = torch.equal(ckd.embed(encoder, *batch), ckd.embed(encoder, *batch))
         assert equal == (dropout == 0)
 

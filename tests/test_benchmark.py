@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import sentence_transformers
 import torch
 
 import common
@@ -31,18 +32,19 @@ def test_a_ratio_is_the_median_of_the_rounds_with_the_smallest_and_the_largest()
 def test_training_is_compared_with_equal_dropout_and_defaults(call_main, options, monkeypatch):
     pytest.importorskip("datasets", reason="sentence-transformers' trainer needs it")
     found = []
-    train, set_dropout = benchmark.their_training, benchmark.set_dropout
+    train, fit = benchmark.their_training, sentence_transformers.SentenceTransformerTrainer.train
 
     def their_training(args, sentences, targets, folder, dropout):
         found.append(common.read_json(folder / "ours" / "args.json")["dropout"])
         return train(args, sentences, targets, folder, dropout)
 
-    def set_theirs(model, dropout):
-        set_dropout(model, dropout)
-        found.extend({part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)})
+    def fit_theirs(trainer):
+        parts = trainer.model.modules()
+        found.extend({part.p for part in parts if isinstance(part, torch.nn.Dropout)})
+        return fit(trainer)
 
     monkeypatch.setattr(benchmark, "their_training", their_training)
-    monkeypatch.setattr(benchmark, "set_dropout", set_theirs)
+    monkeypatch.setattr(sentence_transformers.SentenceTransformerTrainer, "train", fit_theirs)
     defaults, without, equal = rows(call_main(benchmark, "--only", "train", *options)).values()
     assert found == [0.0, 0.0, 0.1, 0.1]
     assert defaults[:2] == [without[0], equal[1]]

@@ -316,7 +316,7 @@ def test_three_steps_of_each_stage_are_those_computed_by_hand(
     call_main(dse, *options, "--max-steps", 3, "--dropout", 0.2)
 
     torch.manual_seed(seed)
-    student = dse.add_head(common.load_encoder(name, "mean"), 2)
+    student = dse.add_head(common.load_encoder(name, "mean", dropout=0.2), 2)
     teacher = dse.load_cross_encoder(name, "mrpc")
     generator = np.random.default_rng([seed, 0])
     order = generator.permutation(12)
@@ -352,7 +352,7 @@ def test_three_steps_of_each_stage_are_those_computed_by_hand(
         distillation = (logits - targets).square().sum(dim=1)
         return (alpha * distillation + (1 - alpha) * label_losses(logits, labels)).mean()
 
-    common.set_dropout(student, 0.2).train()
+    student.train()
     expected = three_losses(teacher.train(), teacher_loss, lr)
     expected += three_losses(student, student_loss, lr)
     steps = [(stage, step) for stage in ("teacher", "student") for step in (1, 2, 3)]

@@ -200,7 +200,7 @@ def test_models(fuzz, models_folder, tmp_path, monkeypatch, parts):
         (tmp_path / WEIGHTS[1]).unlink()
     if parts in (SETTINGS, MODULES, PICKLED):  # the transformer is loaded once
         transformer = common.load_transformer(tmp_path)
-        monkeypatch.setattr(common, "load_transformer", lambda _: transformer)
+        monkeypatch.setattr(common, "load_transformer", lambda *_: transformer)
 
     def check(encoder):
         assert encoder.dimension > 0 and 3 <= encoder.max_length <= 128

@@ -1,0 +1,68 @@
+"""extras/align.py: its two equations against plain NumPy, the folder that it writes, KD with it."""
+
+import numpy as np
+import pytest
+from conftest import demo_sentences, losses
+from sentence_transformers import SentenceTransformer
+
+import ckd
+import common
+from extras import align
+
+
+def test_components_and_rotation_bring_a_rotated_space_back():
+    """A teacher that is the student's embeddings, rotated into more dimensions."""
+    random = np.random.default_rng(0)
+    student = random.normal(size=(50, 4))
+    rotation = np.linalg.qr(random.normal(size=(7, 4)))[0]  # orthonormal columns
+    teacher = student @ rotation.T
+    components, kept = align.principal_components(teacher, 4)
+    assert kept == pytest.approx(1)
+    reduced = teacher @ components
+    found = reduced @ align.rotation(reduced, student)
+    assert np.abs(found - student).max() < 1e-9
+
+
+def test_components_keep_the_most_of_the_sum_of_squares():
+    random = np.random.default_rng(0)
+    teacher = random.normal(size=(200, 5)) * [3, 0.1, 2, 0.1, 1] + 1
+    components, kept = align.principal_components(teacher, 3)
+    directions = np.linalg.svd(teacher)[2][:3]  # of most squares, the mean included
+    assert np.abs(np.abs((components.T * directions).sum(axis=1)) - 1).max() < 1e-9
+    assert kept == pytest.approx(((teacher @ components) ** 2).sum() / (teacher**2).sum())
+
+
+@pytest.mark.parametrize("student", ["mean", "cls"])  # normalized, and not
+def test_the_folder_is_a_teacher_in_the_students_space(call_main, models_folder, tmp_path, student):
+    """For everybody; as long as the student is, and closer to it than any other rotation."""
+    texts = demo_sentences(300)
+    (tmp_path / "train.txt").write_text("\n".join(texts))
+    models = ("--teacher", models_folder / "wide", "--student", models_folder / student)
+    out = tmp_path / "aligned"
+    call_main(align, *models, "--train", tmp_path / "train.txt", "--output", out)
+    whole = common.load_encoder(models_folder / "wide")
+    goal = common.encode(ckd.embed, common.load_encoder(models_folder / student), texts)
+    found = common.encode(ckd.embed, common.load_encoder(out), texts)
+    assert found.shape == (300, 32)
+    theirs = SentenceTransformer(str(out), device="cpu").encode(texts)
+    assert np.abs(found - theirs).max() < 1e-5 * np.abs(found).max()
+    lengths = [np.linalg.norm(vectors, axis=1).mean() for vectors in (found, goal)]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-4)
+    original = common.encode(ckd.embed, whole, texts)
+    components, _ = align.principal_components(original.astype(np.float64), 32)
+    turned = original @ components @ align.rotation(original @ components, goal)
+    unit = [vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (found, turned)]
+    assert np.abs(unit[0] - unit[1]).max() < 1e-4
+
+
+def test_kd_learns_from_it(call_main, fails, models_folder, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    data = ("--train", files / "sentences.txt", "--student", models_folder / "bert")
+    output = ("--output", tmp_path / "aligned")
+    call_main(align, *data, "--teacher", models_folder / "wide", *output)
+    assert "exists" in fails(align, *data, "--teacher", models_folder / "wide", *output)
+    steps = ("--objective", "kd", "--epochs", 1, "--batch-size", 32, "--lr", 1e-3)
+    out = ("--dev", files / "dev.tsv", "--output", tmp_path / "out", "--eval-steps", 5)
+    call_main(ckd, *data, "--teacher", tmp_path / "aligned", *steps, *out)
+    first, *_, last = losses(tmp_path / "out").values()
+    assert last < first
