@@ -41,8 +41,9 @@ VERSION = "1.0"
 PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # processes that torchrun has started
-RANK = int(os.environ.get("RANK", 0))  # the number of this one; process 0 writes and prints
+SEVERAL = os.environ.get("WORLD_SIZE", "1").isdecimal() and "RANK" in os.environ
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1)) if SEVERAL else 1  # processes of torchrun
+RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0  # this one; process 0 writes and prints
 BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # of progress bars; seconds
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
@@ -243,7 +244,7 @@ def read_sentences(name):
     head = sentences[:1000]
     odd = [text for text in head if re.search(r"^[{\[<]|[\t\0\r]|^(version|oid|size) \S+$", text)]
     if 2 * len(odd) > len(head):
-        kind = "a table, JSON, a web page, a Git LFS pointer or binary"
+        kind = "a table, JSON, a web page, a Git LFS pointer, binary or with old Mac line ends"
         raise UserError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
     return sentences
 
@@ -354,7 +355,7 @@ class Run:
         self.scores = self.saved.get("scores", {})
         self.finished = self.saved.get("finished", [])
         self.begin = time.perf_counter()
-        wait_for_all()  # no process writes before all have looked
+        self.compare_processes()
         if RANK > 0:
             return
         if not self.saved:
@@ -379,6 +380,18 @@ class Run:
             path = Path(source or ".").resolve()
             if source and self.folder.resolve() in (path, *path.parents):
                 raise UserError(f"{source}: would be overwritten by {self.folder}; {advice}")
+
+    def compare_processes(self):
+        """Raises UserError if this process has other options or data than process 0.
+
+        No process goes on before all have looked at the folder.
+        """
+        if WORLD_SIZE > 1:
+            found = [fingerprint(self.settings)]
+            dist.broadcast_object_list(found)
+            if found != [fingerprint(self.settings)]:
+                raise UserError(f"process {RANK} has other options or data than process 0")
+        wait_for_all()
 
     def read_checkpoint(self):
         """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
@@ -532,7 +545,7 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     facts |= dict(program=PROGRAM, version=VERSION, command=shlex.join(["python", *sys.argv]))
     usage = usage.format(**facts)
     card = CARD.format(usage=usage, scores=table(run.scores), **facts)
-    replace_file(run.folder / "README.md", lambda new: new.write_text(card, "utf-8"))
+    write_text(run.folder / "README.md", card)
     print(table(run.scores))
     megabytes = sum(file.stat().st_size for file in run.folder.glob("*.safetensors")) / 1e6
     size = f"{facts['layers']} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
@@ -727,6 +740,8 @@ def load_transformer(folder, dropout=None):
         raise ValueError("it is an adapter; merge it into its base model, and give that")
     options = dict(trust_remote_code=False)
     config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if getattr(config, "auto_map", None):
+        note(f"{folder}: its own code is not run; it is read as a plain {config.model_type}")
     if dropout is not None:
         for name, value in config.to_dict().items():
             if "drop" in name and type(value) in (int, float):
@@ -954,6 +969,8 @@ class ArgumentParser(argparse.ArgumentParser):
     """argparse's, with one-line errors, the options that scripts share, and --demo."""
 
     def error(self, message):
+        if RANK > 0:  # process 0 prints it
+            sys.exit(2)
         raise UserError(f"{message} (--help lists the options)")
 
     def parse(self, demo):
@@ -980,7 +997,8 @@ class ArgumentParser(argparse.ArgumentParser):
         add("--pooling", choices=POOLINGS, help=f"student pooling ({student})")
         own = "teacher pooling (default: its folder's, else mean)"
         add("--teacher-pooling", choices=POOLINGS, help=own)
-        add("--prompt", help="text before each text of the student (default: its folder's)")
+        text = "text before each text of the student (default: its folder's)"
+        add("--prompt", type=utf8, help=text)
         rate = "dropout of the student (default: its own; 0 if it is cut)"
         add("--dropout", type=number(float, 0, 0.99), help=rate)
 
@@ -1039,6 +1057,11 @@ class ArgumentParser(argparse.ArgumentParser):
         add("--demo", action="store_true", help=text)
 
 
+def utf8(text):
+    """-> the text, for argparse, which refuses it if its bytes were no UTF-8."""
+    return text.encode().decode()
+
+
 def number(kind, low, high=10**9):
     """-> a function for argparse: text -> an int or float from `low` to `high`, never NaN."""
 
@@ -1089,6 +1112,9 @@ def evaluation_sets(args):
 # ---- Errors and file writing ---------------------------------------------------------------------
 
 
+OOM = torch.OutOfMemoryError
+
+
 class UserError(Exception):
     """Invalid input, a folder in the way, or training that fails, described in one line."""
 
@@ -1102,7 +1128,7 @@ def one_line_errors(place, advice):
     position = SimpleNamespace(line=None)
     try:
         yield position
-    except (UserError, MemoryError, torch.OutOfMemoryError):
+    except (UserError, MemoryError, OOM):
         raise
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
         where = f"{place}:{position.line}" if position.line else place
@@ -1110,21 +1136,29 @@ def one_line_errors(place, advice):
         raise UserError(f"{where}: {reason}; {advice}") from error
 
 
+def join_processes():
+    """What torchrun expects of a process. Raises an error without its variables."""
+    device = int(os.environ["LOCAL_RANK"])
+    if device < torch.cuda.device_count():
+        torch.cuda.set_device(device)  # "cuda" then means this process's own GPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
 def run_main(main):
     """Call main(). This is the only place that prints errors: one line, and exit status 2."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    if sys.stdout:  # it may be closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without some characters
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     huggingface_hub.logging.set_verbosity_error()
-    if WORLD_SIZE > 1:
-        if int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this process's own
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
+        if WORLD_SIZE > 1:
+            with one_line_errors("several processes", "start them with torchrun"):
+                join_processes()
         main()
         if WORLD_SIZE > 1:
             dist.destroy_process_group()  # its threads would else be running at exit
-    except (UserError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt) as error:
+    except (UserError, OSError, MemoryError, UnicodeError, KeyboardInterrupt, OOM) as error:
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error has a line of its own
         kind = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
@@ -1144,12 +1178,22 @@ def read_json(path, kind=dict):
 
 
 def write_json(path, content):
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda new: new.write_text(text, "utf-8"))
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path, text):
+    """Write UTF-8. What is no Unicode, as in a file name in Latin-1, becomes an escape sequence."""
+    replace_file(path, lambda new: new.write_text(text, "utf-8", "backslashreplace"))
 
 
 def replace_file(path, write):
-    """Call write(new path), then replace `path` atomically: a crash never leaves half a file."""
+    """Call write(new path), then replace `path` atomically: a crash never leaves half a file.
+
+    A link or a device, such as /dev/stdout, is written to and not replaced.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        write(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:
@@ -1162,7 +1206,9 @@ def replace_file(path, write):
 
 
 def refuse_overwriting(output, *inputs):
-    """Raises UserError if the file `output` exists, and is one of the inputs or in one of them."""
+    """Raises UserError if the file `output` is a folder, one of the inputs, or in one of them."""
+    if Path(output).is_dir():  # as "" is
+        raise UserError(f"{output!r} is a folder; give the name of a file")
     output = Path(output).resolve()
     read = {Path(name).resolve() for name in inputs if name}
     if output.exists() and read & {output, *output.parents}:

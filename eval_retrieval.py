@@ -238,9 +238,9 @@ def parse_args():
     add("--document-model", help="encodes the passages, and each MODEL the queries")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
-    add("--json", type=Path, help="write the unrounded numbers to this file")
+    add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
     args = parser.parse_args()
-    if args.json:
+    if args.json is not None:
         refuse_overwriting(args.json, args.beir, args.document_model, *args.models)
     return args
 
@@ -262,8 +262,8 @@ def main():
         rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))
-        if args.json:
-            write_json(args.json, rows)
+        if args.json is not None:
+            write_json(Path(args.json), rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table
+from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table, utf8
 from common import read_scored_pairs, read_sts, read_text_pairs, resolve_data
 from common import encode, load_encoder, resolve_model, spearman
 from common import read_json, refuse_overwriting, write_json
@@ -101,12 +101,12 @@ def parse_args():
     add_one("--translations", metavar="FILE", help="TSV: accuracy of nearest neighbors, both ways")
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
-    add("--prompt", help="text before each text (default: what a folder states)")
+    add("--prompt", type=utf8, help="text before each text (default: what a folder states)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help=is_default)
     add("--json", metavar="FILE", help="write the scores as JSON")
     args = parser.parse_args()
-    if args.json:
+    if args.json is not None:
         data = [*(args.pairs or []), args.translations or args.senteval]
         refuse_overwriting(args.json, *args.models, *data)
     return args

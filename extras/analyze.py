@@ -19,6 +19,7 @@ DistilCSE prints its alignment with a minus sign, against its own text; it is le
 """
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from common import HERE, ArgumentParser, UserError, one_line_errors, run_main
+from common import HERE, ArgumentParser, UserError, one_line_errors, run_main, utf8
 from common import evaluation_sets, read_rows, read_sentences
 from common import refuse_overwriting, write_json
 from common import encode, spearman
@@ -270,7 +271,12 @@ def parse_args():
         default=f"{HERE}/demo/sentences.txt",
         help="as --train (default: %(default)s)",
     )
-    add("--query", action="append", help="of neighbours; may be repeated (default: the first)")
+    add(
+        "--query",
+        type=utf8,
+        action="append",
+        help="of neighbours; may be repeated (default: the first)",
+    )
     add("--against", default="sentences", help="data: a name in args.json (default: %(default)s)")
     parser.set_defaults(skip_test=False)  # for evaluation_sets()
     return parser.parse_args()
@@ -289,9 +295,9 @@ def read_texts(args):
 
 def main():
     args = parse_args()
+    os.environ["MPLBACKEND"] = "agg"  # a notebook may have set another one
     with one_line_errors("matplotlib", "figures need it: pip install matplotlib"):
         import matplotlib.pyplot as plt
-    plt.switch_backend("agg")
     marks = plt.cycler(color=COLORS * 9, marker=MARKERS * 8)
     plt.rc("axes", titlesize=8, grid=True, prop_cycle=marks)
     plt.rc("figure", figsize=(9, 4))

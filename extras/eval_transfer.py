@@ -218,7 +218,7 @@ def parse_args():
     args = parser.parse_args()
     if not set(args.tasks) <= set(TASKS):
         raise UserError(f"--tasks {','.join(args.tasks)}: choose from {','.join(TASKS)}")
-    if args.json:
+    if args.json is not None:
         refuse_overwriting(args.json, args.senteval, *args.models)
     return args
 
@@ -233,7 +233,7 @@ def main():
         encoder.to(args.device)
         rows[name] = score_model(name, encoder, embed, tasks, args.folds)
     print(table(rows))
-    if args.json:
+    if args.json is not None:
         write_json(Path(args.json), rows)
 
 

@@ -102,6 +102,11 @@ RUNS = [  # page, name, seeds, command
     ("how-small", "KD-three-layers", ONE, f"{KD} --teacher $T --student-layers 1,3,5 {WHOLE}"),
     ("how-small", "KD-two-layers", ONE, f"{KD} --teacher $T --student-layers 0,5 {WHOLE}"),
     ("how-small", "KD-one-layer", ONE, f"{KD} --teacher $T --student-layers 5 {WHOLE}"),
+    ("how-small", "layers-0-5", ONE, f"{KD} {OWN} --student-layers 0,5 --skip-test"),
+    ("how-small", "layers-1-5", ONE, f"{KD} {OWN} --student-layers 1,5 --skip-test"),
+    ("how-small", "layers-2-5", ONE, f"{KD} {OWN} --student-layers 2,5 --skip-test"),
+    ("how-small", "layers-0-5-50k", THREE, f"{KD} {MORE} --student-layers 0,5"),
+    ("how-small", "layer-5-50k", THREE, f"{KD} {MORE} --student-layers 5"),
     (
         "small",
         "KD-three-epochs",
@@ -221,8 +226,12 @@ def write_lines(path, lines):
 
 def machine():
     """What computed, in words."""
+    info = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    name = models[0] if models else platform.machine()
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{os.cpu_count()} cores, {platform.machine()}, {capability}, torch {torch.__version__}"
+    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    return f"{name}, {capability}, {threads}, torch {torch.__version__}"
 
 
 def scores_of(run):
