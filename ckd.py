@@ -38,8 +38,9 @@ from torch import nn
 
 
 def cosine(a, b):
-    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M]."""
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M], fp32 or fp64."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return F.normalize(a.to(dtype), dim=-1) @ F.normalize(b.to(dtype), dim=-1).T
 
 
 def mse_loss(student, teacher):
@@ -56,11 +57,10 @@ def contrastive_distillation_loss(student, teacher, queue, temperature):
 
     The keys k_j are the teacher's embeddings of the batch and of the memory bank. Eq. 6 is the same
     with the projected student h_i^S M in the place of h_i^S. Eq. 4 has no memory bank.
-    student [N, D], projected; teacher [N, D], of the same sentences; queue [Q, D] or None;
-    temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
+    student [N, D], projected; teacher [N, D], of the same sentences, not detached; queue [Q, D] or
+    None; temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
     """
     keys = teacher if queue is None else torch.cat([teacher, queue])  # [N + Q, D]
-    student = student.to(keys.dtype)  # bf16 embeddings meet a bank in float32
     logits = cosine(student, keys) / temperature  # [N, N + Q]
     positives = torch.arange(len(student), device=student.device)  # key i belongs to sentence i
     return F.cross_entropy(logits, positives)
@@ -136,7 +136,7 @@ class MemoryBank(nn.Module):
         self.enqueued += len(newest)
 
     def embeddings(self):
-        """[Q, D], Q <= size: a view, so enqueue() only after backward()."""
+        """[Q, D], Q <= size. A view of the ring: enqueue() changes it, so call backward() first."""
         return self.ring[: self.enqueued]
 
     def clear(self):
@@ -162,8 +162,8 @@ from common import write_card
 class Objective(NamedTuple):
     """What --objective sets in stage 1; a row of OBJECTIVES."""
 
-    loss: Callable  # of projected student [N, D], teacher [N, D], memory bank [Q, D], temperature
-    has_bank: bool  # and a temperature
+    loss: Callable  # of projected student [N, D], teacher [N, D], bank [Q, D], Q >= 0, temperature
+    has_bank: bool  # and a temperature; a loss with a temperature alone takes --queue-size 0
     max_norm: float  # of all gradients together
     max_length: int  # of training texts, in tokens
 
@@ -185,7 +185,7 @@ def dev_score(encoder, dev_pairs):
 
 
 def warmup_cosine(step, epoch_steps, total):
-    """Share of the peak learning rate: rises for a tenth of an epoch, then falls as a cosine."""
+    """Share of the peak learning rate: up for a tenth of an epoch, then down to 0 as a cosine."""
     warmup = max(1, epoch_steps // 10)
     if step < warmup:
         return step / warmup
@@ -240,8 +240,8 @@ def distill(encoder, sentences, targets, dev_pairs, run, args):
         average_gradients(parameters)  # of all processes
         nn.utils.clip_grad_norm_(parameters, objective.max_norm)
         optimizer.step()
-        filled = bank.enqueued if objective.has_bank else None  # fewer keys, smaller loss
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature(), bank=filled)
+        keys = len(bank.embeddings()) if objective.has_bank else None  # fewer keys, smaller loss
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature(), bank=keys)
         bank.enqueue(target)  # after the loss, so that no key is there twice
     return best_step, step
 

@@ -685,11 +685,12 @@ POOLING_FLAGS = {
 
 
 class Encoder(nn.Module):
-    """A transformer, its tokenizer, and how a sentence is embedded; see load_encoder().
+    """A transformer `model`, its `tokenizer`, and how a sentence is embedded; see load_encoder().
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `prompt`: put before
-    each text; `max_length`: in tokens. Each script's embed() computes the embedding.
+    each text; `max_length`: in tokens. Each script's embed() computes the embedding. Tokens,
+    batches, encode() and spearman() use tokenizer, prompt, max_length and `name` alone.
     """
 
     @property

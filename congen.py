@@ -38,8 +38,9 @@ from torch import nn
 
 
 def cosine(a, b):
-    """sim of eq. 1, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K]."""
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+    """sim of eq. 1, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K], fp32 or fp64."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return F.normalize(a.to(dtype), dim=-1) @ F.normalize(b.to(dtype), dim=-1).T
 
 
 def similarity_distribution(z, queue, temperature):
@@ -63,7 +64,8 @@ def congen_loss(
 
     with CE(P, Q) = -sum_j P_j log Q_j and the distributions of eq. 1: P_ref = p(z_ref, D, tau^T) of
     the teacher's embedding of the first view, P_con = p(z_con, D, tau^S) and P_gen = p(z_gen, D,
-    tau^S) of the student's embeddings of the first and the second view. Embeddings [N, D] each;
+    tau^S) of the student's embeddings of the first and the second view. Embeddings [N, D] each, not
+    detached here;
     queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al. 2021). Returns
     the mean over the batch, a scalar >= 0.
     """
@@ -134,7 +136,7 @@ class InstanceQueue(nn.Module):
         self.enqueued += len(newest)
 
     def embeddings(self):
-        """[K, D]: a view, so enqueue() only before the loss or after backward()."""
+        """[K, D]. The ring itself: enqueue() changes it, so call it before the loss."""
         return self.ring
 
     def get_extra_state(self):  # goes into the checkpoint with the ring

@@ -11,18 +11,21 @@ from pathlib import Path
 from statistics import mean, stdev
 
 HERE = Path(__file__).parent
-COLUMNS = ("dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "avg")
+COLUMNS = ("avg", "dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+TITLES = ("avg", "STS-B dev", *COLUMNS[2:])
 OWN_ROWS = ("KD", "CKD", "IBKD", "ConGen", "SEED", "PKD", "L2", "Dual-L2", "SKD", "CRD", "HPD")
 FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
 FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
-SIZES = {"three layers": "KD-three-layers", "two layers": "KD-two-layers"}
-SIZES |= {"one layer": "KD-one-layer"}
-STSB_SENTENCES = 2551  # distinct ones in STS-B test
+SIZES = {"three (1,4,5)": "layers-1-4-5-50k", "two (0,5)": "layers-0-5-50k"}
+SIZES |= {"one (5)": "layer-5-50k"}
+ONNX = {"six (the teacher)": "onnx-six-layers", "three (1,4,5)": "onnx-three-layers"}
+ONNX |= {"two (0,5)": "onnx-two-layers", "one (5)": "onnx-one-layer"}
+TRAINED = 50_000  # sentences of these students
+FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")
 SMALL = {
     "all sentences": "KD-three-layers",
     "all sentences, three epochs": "KD-three-epochs",
     "all sentences, then NLI": "own-then-NLI",
-    "20,000 sentences, first all-mpnet-base-v2": "M-then-own",
     "50,000 sentences": "KD-50k",
     "50,000 sentences, layers 0, 3, 5": "layers-0-3-5-50k",
     "50,000 sentences, layers 1, 4, 5": "layers-1-4-5-50k",
@@ -67,20 +70,20 @@ def markdown(header, rows):
 
 
 def score_row(name, runs):
-    """Name, number of seeds, dev, the seven test sets, their mean. runs: one for each seed."""
+    """Name, mean of the seven test sets, dev, the sets, number of seeds. runs: one per seed."""
     finals = [last_row(run) for run in runs]
     cells = [f"{mean(row[key] for row in finals):.2f}" for key in COLUMNS]
-    for place in (0, -1):
+    for place in (0, 1):
         cells[place] = cell([row[COLUMNS[place]] for row in finals])
-    return [name, str(len(runs)), *cells]
+    return [name, *cells, str(len(runs))]
 
 
 def score_table(title, references, found, order):
     """References {name: scores} without a seed, then rows of {name: runs}, the best first."""
-    rows = [[name, "", *[f"{row[key]:.2f}" for key in COLUMNS]] for name, row in references.items()]
+    rows = [[name, *[f"{row[key]:.2f}" for key in COLUMNS], ""] for name, row in references.items()]
     ranked = sorted(found, key=lambda name: -mean(last_row(run)[order] for run in found[name]))
     rows += [score_row(name, found[name]) for name in ranked]
-    return markdown([title, "seeds", "STS-B dev", *COLUMNS[1:]], rows)
+    return markdown([title, *TITLES, "seeds"], rows)
 
 
 def methods(prefix, names):
@@ -105,11 +108,31 @@ def larger_teacher():
 
 
 def how_small():
-    teacher = RUNS["KD-three-layers"]["teacher"]
-    rows = [["teacher, six layers", *[f"{teacher[key]:.2f}" for key in COLUMNS]]]
-    for title, run in SIZES.items():
-        rows.append([title, *[f"{last_row(RUNS[run])[key]:.2f}" for key in COLUMNS]])
-    return markdown(["student", "STS-B dev", *COLUMNS[1:]], rows)
+    """The teacher and the students of SIZES, in this order."""
+    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
+    rows = [["six (the teacher)", *[f"{teacher[key]:.2f}" for key in COLUMNS], ""]]
+    rows += [score_row(title, seeds_of(name)) for title, name in SIZES.items()]
+    return markdown(["layers", *TITLES, "seeds"], rows)
+
+
+def sizes():
+    """README's table: size, scores, speed and training time of the teacher and the students."""
+    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
+    slowest = RUNS["onnx-six-layers"]["fp32, torch"]["sentences/s"]
+    rows = []
+    for title, run in ONNX.items():
+        onnx = RUNS[run]
+        finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
+        speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
+        minutes = ""
+        if title in SIZES:
+            minutes = f"{TRAINED / RUNS['training-speed'][title]['sentences/s'] / 60:.0f} min"
+        megabytes = [f"{onnx[row]['MB']:.0f}" for row in ("fp32, torch", "int8")]
+        scores = [cell([row[key] for row in finals]) for key in ("avg", "dev")]
+        rows.append([title, *megabytes, *scores, *speeds, minutes])
+    header = ["layers", "MB, fp32", "MB, int8", "STS average", "STS-B dev"]
+    header += ["speed, torch", "ONNX Runtime", "int8", "training"]
+    return markdown(header, rows)
 
 
 def how_much_data():
@@ -177,15 +200,16 @@ def transfer():
 def int8():
     """A row for each number of layers and format."""
     rows = []
-    for title in ("six layers", *SIZES):
-        for name, row in RUNS[f"int8-{title.replace(' ', '-')}"].items():
+    for title, run in ONNX.items():
+        for name, row in RUNS[run].items():
             rows.append([f"{title}, {name}", *[f"{value:.2f}" for value in row.values()]])
-    return markdown(["model", "MB", "STS-B test", "seconds"], rows)
+    return markdown(["model", "MB", "STS-B test", "sentences/s"], rows)
 
 
 TABLES = {
     "own-teacher": own_teacher,
     "larger-teacher": larger_teacher,
+    "sizes": sizes,
     "how-small": how_small,
     "how-much-data": how_much_data,
     "small": small,
@@ -227,36 +251,41 @@ def save(figure, name):
 
 
 def draw_speed(plt):
-    """Score on STS-B test against sentences per second, one at a time, of extras.quantize."""
+    """README's table: STS average against encoding speed, one sentence at a time."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    for kind, row, mark in (("fp32, torch", "fp32, torch", "o"), ("int8, ONNX", "int8", "s")):
-        points = [RUNS[f"int8-{title.replace(' ', '-')}"][row] for title in ("six layers", *SIZES)]
-        speeds = [STSB_SENTENCES / point["seconds"] for point in points]
-        scores = [point["Spearman"] for point in points]
-        axes.plot(speeds, scores, mark + "--", label=kind)
-        for title, speed, score in zip(("six (teacher)", "three", "two", "one"), speeds, scores):
-            axes.annotate(title, (speed, score), textcoords="offset points", xytext=(5, 6))
+    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
+    averages = [[teacher["avg"]]]
+    averages += [[last_row(run)["avg"] for run in seeds_of(name)] for name in SIZES.values()]
+    means = [mean(values) for values in averages]
+    for row, mark in zip(FORMATS, "os^"):
+        speeds = [RUNS[run][row]["sentences/s"] for run in ONNX.values()]
+        axes.plot(speeds, means, mark + "--", label=row)
+    spreads = [stdev(values) if len(values) > 1 else 0 for values in averages]
+    axes.errorbar(speeds, means, spreads, fmt="none", ecolor="gray", capsize=3)
+    for title, speed, score in zip(("six (teacher)", "three", "two", "one"), speeds, means):
+        axes.annotate(title, (speed, score), textcoords="offset points", xytext=(8, 0))
     axes.set_xscale("log")
     ticks = (200, 500, 1000, 2000, 4000)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("sentences per second, one at a time, two cores")
-    axes.set_ylabel("Spearman x 100 on STS-B test")
-    axes.legend(frameon=False)
-    axes.margins(x=0.15, y=0.15)
+    axes.set_xlabel("sentences per second, one at a time, two threads")
+    axes.set_ylabel("Spearman x 100, mean of 7 sets")
+    axes.legend(frameon=False, loc="lower left")
+    axes.margins(x=0.2, y=0.15)
     save(figure, "speed")
 
 
 def draw_alignment(plt):
-    """KD and CKD of a larger teacher, with and without --align."""
+    """KD and CKD of a larger teacher, as it is and aligned; bars begin at 0."""
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for place, method in enumerate(("KD", "CKD")):
         for shift, suffix, color in ((-0.2, "", "tab:gray"), (0.2, "-aligned", "tab:blue")):
             scores = [last_row(run)["avg"] for run in seeds_of(f"M-{method}{suffix}")]
-            label = ("with --align" if suffix else "without") if place == 0 else None
-            axes.bar(place + shift, mean(scores), 0.38, color=color, label=label)
-            axes.text(place + shift, mean(scores) + 0.4, f"{mean(scores):.2f}", ha="center")
-    axes.set(xticks=(0, 1), xticklabels=("KD", "CKD"), ylim=(50, 84))
+            label = ("aligned teacher" if suffix else "teacher as it is") if place == 0 else None
+            spread = stdev(scores) if len(scores) > 1 else 0
+            axes.bar(place + shift, mean(scores), 0.38, yerr=spread, color=color, label=label)
+            axes.text(place + shift, mean(scores) + 1, f"{mean(scores):.2f}", ha="center")
+    axes.set(xticks=(0, 1), xticklabels=("KD", "CKD"), ylim=(0, 95))
     axes.axhline(69.11, ls=":", color="black", label="student before training")
     axes.axhline(80.53, ls="--", color="black", label="teacher")
     axes.set_ylabel("Spearman x 100, mean of 7 sets")
@@ -270,17 +299,19 @@ def draw_amounts(plt):
     figure, axes = plt.subplots(figsize=(6, 3.6))
     amounts = [amount for amount, name in AMOUNTS.items() if seeds_of(name)]
     finals = [[last_row(run)["avg"] for run in seeds_of(AMOUNTS[amount])] for amount in amounts]
-    axes.semilogx(amounts, [mean(scores) for scores in finals], "o-")
-    axes.axhline(78.87, ls="--", color="black")
-    axes.text(amounts[0], 78.95, "teacher, six layers")
+    spreads = [stdev(scores) if len(scores) > 1 else 0 for scores in finals]
+    axes.errorbar(amounts, [mean(scores) for scores in finals], spreads, fmt="o-", capsize=3)
+    axes.axhline(78.87, ls="--", color="black", label="teacher, six layers")
+    axes.set_xscale("log")
     axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
     axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
     axes.minorticks_off()
+    axes.legend(frameon=False)
     save(figure, "sentences")
 
 
 def main():
-    for page in HERE.glob("*.md"):
+    for page in (HERE.parent / "README.md", *HERE.glob("*.md")):
         page.write_text(with_tables(page.read_text("utf-8")), "utf-8")
     draw()
 

@@ -26,7 +26,8 @@ DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
 
 # $T and $M are the teachers, $DATA the folder of the data; $FIRST5K, $FIRST20K, $FIRST50K its first
-# sentences, $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others.
+# sentences, $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others;
+# $STSB_TEST: STS-B's test set as scored pairs.
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
 STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
@@ -39,7 +40,6 @@ ALIGN = (
     "python -m extras.align --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K "
     "--output runs/M-aligned"
 )
-AGAIN = f"{STS} --train $FIRST20K --eval-steps 105 --dropout 0"
 NLI = (
     "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
     "--triplets $DATA/nli_triplets.csv --finetune-epochs 1 --finetune-lr 5e-5 "
@@ -60,7 +60,7 @@ STSB, MRPC = f"{DSE} stsb --eval-steps 180", f"{DSE} mrpc --eval-steps 115"
 LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5 --precision bf16"
-INT8 = "python -m extras.quantize --senteval $DATA/senteval"
+ONNX = "python -m extras.quantize --pairs $STSB_TEST"
 BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
@@ -119,7 +119,6 @@ RUNS = [  # page, name, seeds, command
     ("small", "layers-0-3-5", ONE, f"{KD} {OWN} --student-layers 0,3,5"),
     ("small", "layers-1-4-5", ONE, f"{KD} {OWN} --student-layers 1,4,5"),
     ("small", "layers-2-4-5", ONE, f"{KD} {OWN} --student-layers 2,4,5"),
-    ("small", "M-then-own", ONE, f"{KD} {AGAIN} --teacher $T --student runs/M-KD-aligned-0"),
     ("small", "own-then-NLI", ONE, NLI),
     ("search", "search-stage-1", ONE, f"{SEARCH} --student-layers 1,3,5 --stage distill {STAGE_1}"),
     (
@@ -152,10 +151,10 @@ RUNS = [  # page, name, seeds, command
     ("how-much-data", "KD-5k", ONE, f"{KD} {CUT} {STS} --train $FIRST5K --eval-steps 105"),
     ("how-much-data", "KD-50k", ONE, f"{KD} {MORE}"),
     ("how-much-data", "KD-50k", (1, 2), f"{KD} {MORE}"),
-    ("int8", "int8-six-layers", ONE, f"{INT8} $T --output runs/int8-six-layers"),
-    ("int8", "int8-three-layers", ONE, f"{INT8} runs/KD-three-layers"),
-    ("int8", "int8-two-layers", ONE, f"{INT8} runs/KD-two-layers"),
-    ("int8", "int8-one-layer", ONE, f"{INT8} runs/KD-one-layer"),
+    ("int8", "onnx-six-layers", ONE, f"{ONNX} $T --output runs/onnx-six-layers"),
+    ("int8", "onnx-three-layers", ONE, f"{ONNX} runs/layers-1-4-5-50k"),
+    ("int8", "onnx-two-layers", ONE, f"{ONNX} runs/layers-0-5-50k-0"),
+    ("int8", "onnx-one-layer", ONE, f"{ONNX} runs/layer-5-50k-0"),
     ("speed", "speed-training", ONE, f"{BENCHMARK} --only train"),
     (
         "transfer",
@@ -185,6 +184,7 @@ RUNS = [  # page, name, seeds, command
 FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
+PARTS |= dict(STSB_TEST="runs/sts-b-test.tsv")
 TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")  # a command that trains
 
 
@@ -214,6 +214,11 @@ def write_parts(data):
     translations = read_lines(f"{data}/pairs.en-de.tsv")
     write_lines(PARTS["EN_DE"], translations[:-1000])
     write_lines(PARTS["EN_DE_TEST"], translations[-1000:])
+    (stsb,) = Path(data).rglob("STSBenchmark/sts-test.csv")
+    fields = [line.rstrip(b"\r\n").split(b"\t") for line in read_lines(stsb)]
+    write_lines(
+        PARTS["STSB_TEST"], [b"\t".join([row[5], row[6], row[4]]) + b"\n" for row in fields]
+    )
 
 
 def read_lines(path):
