@@ -41,9 +41,9 @@ VERSION = "1.0"
 PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
-SEVERAL = os.environ.get("WORLD_SIZE", "1").isdecimal() and "RANK" in os.environ
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1)) if SEVERAL else 1  # processes of torchrun
-RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0  # this one; process 0 writes and prints
+BY_TORCHRUN = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK"))
+WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if BY_TORCHRUN else 1  # number of processes
+RANK = int(os.environ["RANK"]) if BY_TORCHRUN else 0  # of this one; process 0 writes and prints
 BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # of progress bars; seconds
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
@@ -287,6 +287,9 @@ def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
     return list(read_rows(path, parse, form))
 
 
+NOT_RELEASED = {"ALL.txt", "SMT.txt"}  # STS.gs files for which SentEval has no sentences
+
+
 def read_sts(folder, split="test"):
     """SentEval's folder, or one above it -> {name: scored pairs}. Raises UserError.
 
@@ -302,7 +305,8 @@ def read_sts(folder, split="test"):
     sets = {}
     for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
         folder = benchmark.with_name(f"{year}-en-test")
-        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")}
+        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - NOT_RELEASED
+        names |= {path.name.split(".", 2)[2] for path in folder.glob("STS.input.*.txt")}
         sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
     return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), exact=False)}
@@ -722,11 +726,10 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
             dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
             if dense:
                 heads = [nn.Sequential(dense, nn.Tanh())]
+                encoder.model.pooler = None  # it is saved as a dense head alone
             elif pooling:
                 raise ValueError("it has no pooler")
             encoder.pooling = "cls"
-        if heads:
-            encoder.model.pooler = None  # a head has taken its place, or nobody trains it
         encoder.heads = nn.Sequential(*heads)
         check_forward(encoder)
         encoder.uncut_parameters = sum(value.numel() for value in encoder.parameters())

@@ -14,7 +14,7 @@ import make
 import runs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-PAGES += [page for page in sorted(ROOT.glob("results/*.md")) if page.name != "archive.md"]
+PAGES += sorted(ROOT.glob("results/*.md"))
 PROGRAM = re.compile(r"(?:-m (extras\.\w+)|(\w+)\.py)(?: |$)")
 
 
@@ -55,7 +55,7 @@ def test_the_command_of_each_run_is_accepted(parse):
 
 
 def test_the_tables_of_the_pages_are_those_of_the_data():
-    pages = [page.read_text("utf-8") for page in make.HERE.glob("*.md")]
+    pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *make.HERE.glob("*.md"))]
     assert sum(page.count("<!-- table: ") for page in pages) == len(make.TABLES)
     for page in pages:
         assert make.with_tables(page) == page
@@ -80,3 +80,13 @@ def test_functions_that_a_page_names_exist(page):
     for script, name in re.findall(rf"`({scripts})\.(\w+)`", page.read_text("utf-8")):
         if name not in ("py", "md"):
             assert hasattr(importlib.import_module(script), name), f"{script}.{name}"
+
+
+@pytest.mark.parametrize("script", ["ckd", "congen", "ibkd", "dse", "distilface"])
+def test_a_page_and_its_script_tell_the_method_alike(script):
+    """The page's section "The method" begins with the method's paragraph in the docstring."""
+    page = (ROOT / "docs" / f"{script}.md").read_text("utf-8")
+    method = page.partition("## The method\n")[2].partition("\n![")[0]
+    docstring = importlib.import_module(script).__doc__
+    told = [" ".join(part.split()) for part in docstring.split("\n\n")]
+    assert " ".join(method.split()) in told

@@ -92,7 +92,7 @@ def test_a_demo_improves_the_real_student_and_keeps_the_best(command, tmp_path):
     finish(start(script, ["--demo", *options, "--train", train, "--output", out], log), log)
     before, *after = dev_scores(out).values()
     assert max(after) > before + DEMOS[command]
-    assert log.read_text().endswith(f" {max(after):.2f} |\n")
+    assert f" {max(after):.2f} |\n" in log.read_text()
 
 
 def test_an_import_changes_nothing_in_another_program(tmp_path):
