@@ -1,4 +1,4 @@
-"""CKD, contrastive knowledge distillation: the method of the DistilCSE paper, and KD, its baseline.
+"""Contrastive knowledge distillation (CKD), the method of DistilCSE, and its baseline, plain KD.
 
 Gao, Wu, Wang, Wang, Zang, Wang, Hu: "DistilCSE: Effective Knowledge Distillation For Contrastive
 Sentence Embeddings", arXiv:2112.05638.
@@ -16,13 +16,15 @@ teacher: pick out the entailed sentence among all entailed and contradicting one
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
 Departures that change results (docs/ckd.md has all of them, next to the authors' code):
-  - tau is fixed at 0.05, which the paper does not state; --learn-temperature learns it.
+  - tau is fixed at 0.05; the paper gives no value; --learn-temperature learns it.
+  - The optimizer's betas and the schedule of the learning rate are those of the authors' code.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
   - A batch has sentences of similar length (--shuffle: random ones).
-  - The bank is cleared at the start of an epoch, as eq. 5 contrasts with other sentences.
-  - KD averages over the batch (eq. 2: sum), unclipped, as the authors do; 128 tokens (theirs: 64).
+  - The bank is cleared at the start of an epoch, so that no embedding of the same sentence is left.
+  - KD averages over the batch (eq. 2: sum) and is unclipped, as in the authors' code.
+  - KD cuts texts at 128 tokens (authors' code: 64), in both stages.
 
-  python ckd.py --student bert-base-uncased         the paper's setting, 110M parameters
+  python ckd.py --student bert-base-uncased         the paper's student of 110M
   python ckd.py --objective kd --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
@@ -57,8 +59,8 @@ def contrastive_distillation_loss(student, teacher, queue, temperature):
 
     The keys k_j are the teacher's embeddings of the batch and of the memory bank. Eq. 6 is the same
     with the projected student h_i^S M in the place of h_i^S. Eq. 4 has no memory bank.
-    student [N, D], projected; teacher [N, D], of the same sentences, not detached; queue [Q, D] or
-    None; temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
+    student [N, D], projected; teacher [N, D], of the same sentences, detached by the caller; queue
+    [Q, D] or None; temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
     """
     keys = teacher if queue is None else torch.cat([teacher, queue])  # [N + Q, D]
     logits = cosine(student, keys) / temperature  # [N, N + Q]
@@ -101,7 +103,7 @@ def embed(encoder, input_ids, attention_mask):
 
 
 class Temperature(nn.Module):
-    """tau of eq. 5 and 7: fixed, or learned through its logarithm."""
+    """tau of eq. 4 to 7: fixed, or learned through its logarithm."""
 
     def __init__(self, temperature, learned):
         super().__init__()
@@ -113,7 +115,7 @@ class Temperature(nn.Module):
 
 
 class MemoryBank(nn.Module):
-    """The teacher's embeddings of the last `size` sentences (section 3.1): a ring buffer.
+    """The teacher's embeddings of up to `size` sentences since clear(): a ring buffer (3.1).
 
     clear() it when an epoch begins: an embedding left from the previous epoch may belong to a
     sentence of the batch, which would then be its own negative.
@@ -125,9 +127,9 @@ class MemoryBank(nn.Module):
         self.enqueued = 0  # since the last clear()
 
     def enqueue(self, embeddings):
-        """Overwrite the N oldest entries with embeddings [N, D], detached, in the bank's dtype.
+        """Add embeddings [N, D], detached, in the bank's dtype; when full, overwrite the oldest.
 
-        Call it after the loss, whose keys are the batch and the bank: neither has a sentence twice.
+        Call it after the loss; otherwise, each embedding of the batch is a key twice.
         """
         size = len(self.ring)
         newest = embeddings.detach()[max(0, len(embeddings) - size) :]
@@ -136,7 +138,7 @@ class MemoryBank(nn.Module):
         self.enqueued += len(newest)
 
     def embeddings(self):
-        """[Q, D], Q <= size. A view of the ring: enqueue() changes it, so call backward() first."""
+        """[Q, D], Q <= size: a view of the ring, which enqueue() changes; copy it to keep it."""
         return self.ring[: self.enqueued]
 
     def clear(self):
@@ -149,7 +151,7 @@ class MemoryBank(nn.Module):
         self.enqueued = enqueued
 
 
-# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
+# ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 
 from common import ArgumentParser, UserError, number, run_main
@@ -160,12 +162,12 @@ from common import write_card
 
 
 class Objective(NamedTuple):
-    """What --objective sets in stage 1; a row of OBJECTIVES."""
+    """What --objective sets; a row of OBJECTIVES."""
 
     loss: Callable  # of projected student [N, D], teacher [N, D], bank [Q, D], Q >= 0, temperature
-    has_bank: bool  # and a temperature; a loss with a temperature alone takes --queue-size 0
+    has_bank: bool  # and tau; for tau without a bank, set it and give --queue-size 0
     max_norm: float  # of all gradients together
-    max_length: int  # of training texts, in tokens
+    max_length: int  # of training texts in both stages, in tokens
 
 
 def kd_loss(student, teacher, queue, temperature):
@@ -179,9 +181,9 @@ OBJECTIVES = {
 }
 
 
-def dev_score(encoder, dev_pairs):
-    """100 x Spearman's correlation on the dev set, which chooses the best student."""
-    return spearman(embed, encoder, {"dev": dev_pairs})["dev"]
+def dev_score(student, dev_pairs):
+    """100 x Spearman's correlation of cosine and gold score; the highest chooses the student."""
+    return spearman(embed, student, {"dev": dev_pairs})["dev"]
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -192,83 +194,89 @@ def warmup_cosine(step, epoch_steps, total):
     return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
 
 
-def distill(encoder, sentences, targets, dev_pairs, run, args):
-    """Stage 1, section 3.1 -> the best step and the last. Dev scores h^S, without M.
+def distill(student, sentences, targets, dev_pairs, run, args):
+    """Stage 1, section 3.1: save the best student in --output. Dev scores use h^S, without M.
 
     targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
-    has computed its embeddings once.
+    has computed its embeddings once. Returns the best step and the last.
     """
     objective = OBJECTIVES[args.objective]
-    tokens = Tokens(encoder, sentences, args.max_length)
+    tokens = Tokens(student, sentences, args.max_length)  # tokenized once; .lengths [n]
     epoch_steps = math.ceil(len(sentences) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     torch.manual_seed(args.seed)  # M starts at random
-    projection = nn.Linear(encoder.dimension, targets.shape[1]).to(args.device)  # M of eq. 3 and 6
-    if encoder.dimension == targets.shape[1] and not args.projection:
-        projection = nn.Identity()  # eq. 2 and 5
-    temperature = Temperature(args.temperature, args.learn_temperature).to(args.device)
+    projection = nn.Identity()  # eq. 2 and 5
+    if student.dimension != targets.shape[1] or args.projection:
+        projection = nn.Linear(student.dimension, targets.shape[1])  # M of eq. 3 and 6, with a bias
+    projection.to(args.device)
+    learned = args.learn_temperature and objective.has_bank
+    temperature = Temperature(args.temperature, learned).to(args.device)
     bank = MemoryBank(args.queue_size, targets.shape[1]).to(args.device)
-    modules = [encoder, projection, temperature, bank]
+    modules = [student, projection, temperature, bank]
     parameters = [value for module in modules for value in module.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
-    encoder.train()
-    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    student.train()
+    # --resume loads modules and optimizer in place; a new stage begins with -inf, 0, 0.
+    best, best_step, step = run.resume("distill", total, modules, optimizer)
+    # Row numbers [N], epoch after epoch, without end: the break below ends the loop.
     for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
         if step % args.eval_steps == 0 or step == total:  # also before the first step
-            dev = dev_score(encoder, dev_pairs)
+            dev = dev_score(student, dev_pairs)
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(encoder, args.output)
+                save_encoder(student, args.output)
+            # The checkpoint comes first: --resume scores and logs this step once more.
             run.checkpoint(best, best_step, step, modules, optimizer)
             run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
+            stalled = step - best_step >= args.patience * epoch_steps > 0  # never for patience 0
             if step == total or stalled:
                 break
         if step % epoch_steps == 0:
             bank.clear()
         step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
         lr = args.lr * warmup_cosine(step, epoch_steps, total)
         optimizer.param_groups[0]["lr"] = lr
+        ids, mask = tokens.batch(own_rows(rows), args.device)  # this process's share, [n, L] each
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = embed(encoder, *tokens.batch(own_rows(rows), args.device))  # of this process
+            local = embed(student, ids, mask)  # h^S [n, D]
         projected = projection(gather(local, len(rows)))  # h^S M of all processes [N, D_T]
         target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
         loss = objective.loss(projected, target, bank.embeddings(), temperature())
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # of all processes
+        average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, objective.max_norm)
         optimizer.step()
-        keys = len(bank.embeddings()) if objective.has_bank else None  # fewer keys, smaller loss
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature(), bank=keys)
-        bank.enqueue(target)  # after the loss, so that no key is there twice
+        filled = len(bank.embeddings()) if objective.has_bank else None  # more keys, larger loss
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature(), bank=filled)
+        bank.enqueue(target)  # after the loss
     return best_step, step
 
 
-def finetune(encoder, triplets, dev_pairs, run, args):
-    """Stage 2, section 3.2 -> the best step and the last.
+def finetune(student, triplets, dev_pairs, run, args):
+    """Stage 2, section 3.2: save the best student in --output. Returns the best step and the last.
 
-    triplets: n times an anchor, a positive and a hard negative. The student at the start is also a
-    candidate: if stage 2 makes it worse, the student of stage 1 is kept.
+    triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is also a
+    candidate: it is kept if stage 2 makes it worse.
     """
-    triplets = [Tokens(encoder, texts, args.max_length) for texts in zip(*triplets)]
-    lengths = sum(tokens.lengths for tokens in triplets)
+    columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
+    lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
     batch_size = args.finetune_batch_size
     epoch_steps = math.ceil(len(lengths) / batch_size)
     total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
     temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
-    modules = [encoder, temperature]
+    modules = [student, temperature]
     parameters = [value for module in modules for value in module.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, betas=(0.9, 0.98), fused=True)
-    encoder.train()
-    best, best_step, step = run.resume("finetune", total, modules, optimizer)
+    student.train()
+    best, best_step, step = run.resume("finetune", total, modules, optimizer)  # as in distill()
     for rows in batches(lengths, batch_size, args.seed, args.shuffle, skip=step):
         if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(encoder, dev_pairs)
+            dev = dev_score(student, dev_pairs)
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(encoder, args.output)
+                save_encoder(student, args.output)
             run.checkpoint(best, best_step, step, modules, optimizer)
             run.log_dev(step, dev)
             if step == total:
@@ -277,9 +285,9 @@ def finetune(encoder, triplets, dev_pairs, run, args):
         torch.manual_seed(step_seed(args.seed, step))
         lr = args.finetune_lr * warmup_cosine(step, epoch_steps, total)
         optimizer.param_groups[0]["lr"] = lr
-        inputs = [tokens.batch(own_rows(rows), args.device) for tokens in triplets]
+        inputs = [tokens.batch(own_rows(rows), args.device) for tokens in columns]
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = [embed(encoder, *batch) for batch in inputs]  # [n, D] each
+            local = [embed(student, *batch) for batch in inputs]  # [n, D] each
         anchor, positive, hard_negative = [gather(part, len(rows)) for part in local]  # [N, D]
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature())
         optimizer.zero_grad()
@@ -296,7 +304,7 @@ def finetune(encoder, triplets, dev_pairs, run, args):
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 NLI = "nli_for_simcse.csv"
 QUEUE_SIZE = 65536  # section 4.2
-BANK_OPTIONS = ("queue_size", "temperature", "learn_temperature")
+BANK_OPTIONS = ("queue_size", "temperature")
 STAGE_2_OPTIONS = ("triplets", "finetune_epochs", "finetune_batch_size")
 STAGE_2_OPTIONS += ("finetune_lr", "finetune_temperature")
 DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
@@ -310,30 +318,31 @@ def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     parser.add_data_options(NEWS_5M)
-    add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
-    add("--objective", choices=OBJECTIVES, default="ckd", help="stage 1 (default: %(default)s)")
-    stages = "1 (3.1), 2 (3.2) (default: both; distill for --train without --triplets)"
+    add = parser.add_argument_group("method").add_argument
+    loss = "loss of stage 1: ckd (eq. 5, 6) or kd (eq. 2, 3) (default: %(default)s)"
+    add("--objective", choices=OBJECTIVES, default="ckd", help=loss)
+    stages = "distill: 1, finetune: 2 (default: both; distill for --train without --triplets; §3)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
-    add("--projection", action="store_true", help="use M also where dimensions are equal")
-    tau = "tau of eq. 5 (default: 0.05, or learned from 0.368)"
+    add("--projection", action="store_true", help="use M even if the dimensions are equal")
+    tau = "tau of stage 1 (default: 0.05; with --learn-temperature, starts at 0.368)"
     add("--temperature", type=positive_float, help=tau)
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
-    bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; 4.2)"
+    bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; paper §4.2)"
     add("--queue-size", type=number(int, 0), help=bank)
-    stage_1 = "stage 1 (default: %(default)s; 4.2)"
+    stage_1 = "of stage 1 (default: %(default)s; paper §4.2)"
     add("--epochs", type=positive_int, default=20, help=stage_1)
     add("--batch-size", type=positive_int, default=512, help=stage_1)
-    rate = "stage 1 (default: 2e-4 for 110M parameters, else 3e-4; 4.2)"
+    rate = "of stage 1 (default: 2e-4 above 80M parameters, else 3e-4; paper §4.2)"
     add("--lr", type=positive_float, help=rate)
-    add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.1)")
+    add("--triplets", help=f"of stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.1)")
     tau = "tau of eq. 7 (default: %(default)s)"
     add("--finetune-temperature", type=positive_float, default=0.05, help=tau)
-    stage_2 = "stage 2 (default: %(default)s; 4.2)"
+    stage_2 = "of stage 2 (default: %(default)s; paper §4.2)"
     add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
     add("--finetune-batch-size", type=positive_int, default=128, help=stage_2)
-    rate = "stage 2 (default: 5e-5; 1e-5 for 52M parameters; 4.2)"
+    rate = "of stage 2 (default: 1e-5 from 30M to 80M parameters, else 5e-5; paper §4.2)"
     add("--finetune-lr", type=positive_float, help=rate)
-    parser.add_run_options("runs/ckd", None, eval_steps=125, patience=3, stage="stage 1")
+    parser.add_run_options("runs/ckd", max_length=None, eval_steps=125, patience=3, stage="stage 1")
     args = parser.parse(DEMO)
     if args.stage is None:
         args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
@@ -342,17 +351,19 @@ def parse_args():
     else:
         args.triplets = args.triplets or NLI
     if not OBJECTIVES[args.objective].has_bank:
-        parser.leave_out(args, BANK_OPTIONS, f"--objective {args.objective} does not use it")
+        names = BANK_OPTIONS + (("learn_temperature",) if args.stage == "distill" else ())
+        parser.leave_out(args, names, f"--objective {args.objective} does not use it")
     return args
 
 
-def resolve_defaults(args, encoder, sentences):
-    """Fill in the options that were not given. Raises UserError for a bank that cannot fill up."""
+def resolve_defaults(args, student, sentences):
+    """Fill in missing options. Raises UserError for a bank that cannot fill up, or too few keys."""
     objective = OBJECTIVES[args.objective]
     args.max_length = args.max_length or objective.max_length
-    millions = sum(value.numel() for value in encoder.parameters()) / 1e6
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
-    args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
+    if args.stage != "distill":  # the paper's student of 52M has 67M with its embeddings
+        args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
     full = (sentences - 1) // args.batch_size * args.batch_size  # before an epoch's last batch
     if not objective.has_bank:
         args.queue_size = 0
@@ -360,10 +371,13 @@ def resolve_defaults(args, encoder, sentences):
     args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
     if args.queue_size is None:
         args.queue_size = max(0, min(QUEUE_SIZE, full))
-    keys = min(sentences, args.batch_size) + args.queue_size
-    if args.stage != "finetune" and (args.queue_size > full or keys < 2):
-        found = f"{sentences} sentences fill at most {full}; batch and bank need two"
-        raise UserError(f"--queue-size {args.queue_size}: {found}")
+    if args.stage == "finetune":
+        return
+    if args.queue_size > full:
+        found = f"an epoch of {sentences} sentences fills at most {full}"
+        raise UserError(f"--queue-size {args.queue_size}: {found}; give at most so many")
+    if min(sentences, args.batch_size) + args.queue_size < 2:
+        raise UserError(f"{args.train}: a contrastive loss needs two texts in batch and bank")
 
 
 def main():
@@ -388,14 +402,12 @@ def main():
     if args.stage != "finetune" and "distill" not in run.finished:
         targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
         steps = distill(student, sentences, targets, sets["dev"], run, args)
-        student = load_best(args)
-        run.finish(*steps, {"best of stage 1": spearman(embed, student, sets)})
+        run.finish(*steps, {"best of stage 1": spearman(embed, load_best(args), sets)})
     if args.stage != "distill" and "finetune" not in run.finished:
         if args.stage == "both":
             student = load_best(args)
         steps = finetune(student, triplets, sets["dev"], run, args)
-        student = load_best(args)
-        run.finish(*steps, {"best of stage 2": spearman(embed, student, sets)})
+        run.finish(*steps, {"best of stage 2": spearman(embed, load_best(args), sets)})
     text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
     write_card(run, args, load_best(args), uncut, text)
 

@@ -1,6 +1,6 @@
 """Code shared by all scripts: data, encoding, Spearman scores, and the output folder of a run.
 
-Nothing here belongs to a method. To audit a score, read the first half, up to "Model folders"; the
+Nothing here belongs to a method. To audit a score, read from "Tokens" to "Several processes"; the
 rest loads and saves models, finds names on the Hugging Face Hub, and parses shared options. Invalid
 input raises UserError, whose message is one line: what is wrong, where, and what to do.
 """
@@ -40,6 +40,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 VERSION = "1.0"
 PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
+OOM = torch.OutOfMemoryError
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
 BY_TORCHRUN = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK"))
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if BY_TORCHRUN else 1  # number of processes
@@ -106,7 +107,7 @@ def batches(lengths, batch_size, seed, shuffle=False, full=False, skip=0):
 
 
 def step_seed(seed, step):
-    """The seed of a step's dropout: --resume repeats it, as it depends on nothing else."""
+    """The seed of a step's dropout, which depends on seed, step and process only."""
     return seed * 1_000_003 + step + RANK * 2_654_435_769
 
 
@@ -133,16 +134,12 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32"):
             parts.append(gather(local, len(rows)).cpu().numpy())
             bar.update(len(rows))
     encoder.train(training)
-    found = np.concatenate(parts)
-    bad = ~(np.isfinite(found).all(axis=1) & found.any(axis=1))
+    vectors = np.concatenate(parts)[np.argsort(order)]
+    bad = ~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
     if bad.any():
-        text = repr(texts[order[bad.argmax()]])[:60]
+        text = repr(texts[bad.argmax()])[:60]
         problem = f"the embedding of {text} is zero or not finite"
-        raise UserError(
-            f"{encoder.name}: {problem}; mend its weights, or train with a smaller --lr"
-        )
-    vectors = np.empty_like(found)
-    vectors[order] = found
+        raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
     return vectors
 
 
@@ -333,8 +330,9 @@ def read_sts_subset(folder, name):
 # ---- The folder of a run -------------------------------------------------------------------------
 
 CHECKPOINT = "checkpoint/state.pt"
+START_ANEW = "it must be this run's checkpoint; --overwrite starts anew"
 LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
-OF_A_RUN = ("README.md", "modules.json", "checkpoint/*", "**/*.safetensors", "**/*.onnx")
+DELETED = ("checkpoint/*", "README.md", "modules.json", "*.safetensors", "onnx/*.onnx")  # in order
 MAY_CHANGE = ("resume", "overwrite", "device", "output")  # options of a resumed run
 
 
@@ -359,12 +357,13 @@ class Run:
         self.scores = self.saved.get("scores", {})
         self.finished = self.saved.get("finished", [])
         self.begin = time.perf_counter()
-        self.compare_processes()
+        wait_for_all(self.settings)
         if RANK > 0:
             return
         if not self.saved:
-            for path in [path for pattern in OF_A_RUN for path in self.folder.glob(pattern)]:
-                path.unlink()
+            for pattern in DELETED:
+                for path in list(self.folder.glob(pattern)):
+                    path.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
         with open(self.folder / "metrics.jsonl", "ab") as log:
@@ -385,27 +384,17 @@ class Run:
             if source and self.folder.resolve() in (path, *path.parents):
                 raise UserError(f"{source}: would be overwritten by {self.folder}; {advice}")
 
-    def compare_processes(self):
-        """Raises UserError if this process has other options or data than process 0.
-
-        No process goes on before all have looked at the folder.
-        """
-        if WORLD_SIZE > 1:
-            found = [fingerprint(self.settings)]
-            dist.broadcast_object_list(found)
-            if found != [fingerprint(self.settings)]:
-                raise UserError(f"process {RANK} has other options or data than process 0")
-        wait_for_all()
-
     def read_checkpoint(self):
         """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
-        file = self.folder / CHECKPOINT
+        file, log = self.folder / CHECKPOINT, self.folder / "metrics.jsonl"
+        if not file.exists() and log.exists() and log.stat().st_size > 0:
+            raise UserError(
+                f"{file}: is missing, so nothing can be resumed; --overwrite starts anew"
+            )
         if not file.exists():
             return {}
-        with one_line_errors(
-            file, "it must be the checkpoint of this run; --overwrite starts anew"
-        ):
-            saved = torch.load(file, "cpu")  # reads tensors, numbers and texts alone
+        with one_line_errors(file, START_ANEW):
+            saved = torch.load(file, "cpu", weights_only=True)  # runs no code of the file
             before = dict(saved["settings"])
         for name, value in self.settings.items():
             if before.get(name) != value:
@@ -422,18 +411,19 @@ class Run:
         saved, self.saved = self.saved, {}
         best, best_step, step = -math.inf, 0, 0
         if saved.get("stage") == stage:
-            for module, state in zip(modules, saved["modules"], strict=True):
-                module.load_state_dict(state)
-            optimizer.load_state_dict(saved["optimizer"])
-            best, best_step, step = saved["progress"]
+            with one_line_errors(self.folder / CHECKPOINT, START_ANEW):
+                for module, state in zip(modules, saved["modules"], strict=True):
+                    module.load_state_dict(state)
+                optimizer.load_state_dict(saved["optimizer"])
+                best, best_step, step = saved["progress"]
         self.stage = stage
         self.bar = tqdm(desc=stage, total=total, initial=step, unit="step", **BAR)
-        self.status = {"best dev": f"{best:.2f}"}
+        self.status = {}
         self.restart_clock()
         return best, best_step, step
 
     def checkpoint(self, best, best_step, step, modules, optimizer):
-        """Save what --resume needs, the arguments and results of resume()."""
+        """Save what resume() takes and returns, and wait for process 0."""
         state = dict(stage=self.stage, progress=(best, best_step, step))
         state["modules"] = [module.state_dict() for module in modules]
         self.save(**state, optimizer=optimizer.state_dict())
@@ -445,8 +435,9 @@ class Run:
         """End a stage of so many steps. scores {row: {column: score}}: rows of the final table."""
         self.bar.close()
         if best_step == 0 and step > 0:
-            problem = f"{self.stage}: no step beat the dev score of the start, which is kept"
-            note(f"{problem}; try another learning rate, or more sentences")
+            problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
+            rate = {"finetune": "--finetune-lr", "teacher": "--teacher-lr"}.get(self.stage, "--lr")
+            note(f"{problem}; try another {rate}, or more data")
         for name, row in scores.items():
             self.scores[f"{name} (step {best_step} of {step})"] = row
         self.finished.append(self.stage)
@@ -458,7 +449,9 @@ class Run:
         if RANK == 0:
             log_bytes = (self.folder / "metrics.jsonl").stat().st_size
             state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
-            with one_line_errors(file, "the checkpoint could not be written; see --resume"):
+            with one_line_errors(
+                file, "the checkpoint could not be written; free disk space, then --resume"
+            ):
                 replace_file(file, partial(torch.save, dict(state, log_bytes=log_bytes)))
         wait_for_all()
 
@@ -534,9 +527,12 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
     results = []
     for column, score in list(run.scores.values())[-1].items():  # of the student
-        dataset = vars(args).get("dev") or "STS-B dev" if column == "dev" else column
+        if metric is None and " " not in column:  # a mean of other columns
+            continue
+        dataset = Path(args.dev).name if vars(args).get("dev") else "STS-B dev"
+        dataset = dataset if column == "dev" else column
         kind = metric or column.split()[-1].lower()
-        row = ("sentence-similarity", dataset.lower(), Path(dataset).name, kind, score / 100)
+        row = ("sentence-similarity", dataset.lower(), dataset, kind, score / 100)
         results.append(huggingface_hub.EvalResult(*row))
     library = "sentence-transformers" if usage == USAGE else "transformers"
     data = dict(model_name=run.folder.name, base_model=base, eval_results=results)
@@ -544,14 +540,16 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     data = huggingface_hub.ModelCardData(pipeline_tag="sentence-similarity", **data)
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     facts = dict(layers=student.model.config.num_hidden_layers, millions=millions)
-    facts |= dict(folder=run.folder, dimension=student.dimension, max_length=student.max_length)
+    facts |= dict(
+        folder=run.folder.as_posix(), dimension=student.dimension, max_length=student.max_length
+    )
     facts |= dict(name=run.folder.name, text=text, teacher=teacher, base=base, data=data)
     facts |= dict(program=PROGRAM, version=VERSION, command=shlex.join(["python", *sys.argv]))
     usage = usage.format(**facts)
     card = CARD.format(usage=usage, scores=table(run.scores), **facts)
     write_text(run.folder / "README.md", card)
     print(table(run.scores))
-    megabytes = sum(file.stat().st_size for file in run.folder.glob("*.safetensors")) / 1e6
+    megabytes = sum(file.stat().st_size for file in run.folder.rglob("*.safetensors")) / 1e6
     size = f"{facts['layers']} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
     minutes = (time.perf_counter() - run.begin) / 60
     load = usage.splitlines()[2]
@@ -560,17 +558,17 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
 
 # ---- Teacher embeddings --------------------------------------------------------------------------
 
-CHUNK = 100_000  # texts whose embeddings are in memory
+CHUNK = 100_000  # texts encoded at a time
 PROBES = 8  # texts that are encoded again to check a file of the cache
-TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}  # of these, relative to their largest number
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}  # largest difference, relative to the largest number
 
 
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
     """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
 
     The file's name is a hash of weights, settings, tokens, and `key`, which describes embed()'s
-    output if that is not the embedding. A file that cannot be read, or whose first rows are not
-    what embed() returns now, is computed again.
+    output if that is something else, such as logits. A file that cannot be read, or whose first
+    rows are not what embed() returns now, is computed again.
     """
     tokens = Tokens(teacher, texts, max_length)
     name = fingerprint([teacher, key, precision, tokens.ids, tokens.starts])
@@ -660,14 +658,19 @@ def average_gradients(parameters):
 
 def any_process(condition):
     """True if the condition is true in one of the processes."""
-    found = torch.tensor([float(condition)])
+    flag = torch.tensor([float(condition)])
     if WORLD_SIZE > 1:
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item() > 0
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return flag.item() > 0
 
 
-def wait_for_all():
-    any_process(False)
+def wait_for_all(settings=None):
+    """Wait for all processes; raise UserError if this one's settings differ from process 0's."""
+    if WORLD_SIZE > 1:
+        found = [None] * WORLD_SIZE
+        dist.all_gather_object(found, settings)
+        if found[0] != settings:
+            raise UserError(f"process {RANK} has other options or data than process 0")
 
 
 def note(text):
@@ -681,6 +684,7 @@ def note(text):
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
+MODULES = "sentence_transformers.models"
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -748,7 +752,8 @@ def load_transformer(folder, dropout=None):
         note(f"{folder}: its own code is not run; it is read as a plain {config.model_type}")
     if dropout is not None:
         for name, value in config.to_dict().items():
-            if "drop" in name and type(value) in (int, float):
+            is_rate = "dropout" in name or name.endswith("pdrop")
+            if is_rate and type(value) in (int, float):
                 setattr(config, name, dropout)
     options |= dict(config=config, output_loading_info=True)
     model, report = transformers.AutoModel.from_pretrained(folder, **options)
@@ -769,7 +774,10 @@ def load_transformer(folder, dropout=None):
 
 
 def check_forward(encoder):
-    """Raises an error if tokenizer, transformer and heads do not fit: some are made up silently."""
+    """Raises an error if tokenizer, transformer and heads do not fit.
+
+    transformers silently makes up a tokenizer if there is none.
+    """
     tokenizer, rows = encoder.tokenizer, encoder.model.get_input_embeddings().num_embeddings
     tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
     if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
@@ -798,7 +806,7 @@ def keep_layers(model, layers):
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[int(number)] for number in kept])
     model.config.num_hidden_layers = len(kept)
-    model.config.use_cache = False  # in which the layers of a decoder have their old numbers
+    model.config.use_cache = False  # the cache of a decoder would use the layers' old numbers
     with torch.device("meta"):
         built = transformers.AutoModel.from_config(model.config)
     names = [{key for key in part.state_dict() if "pooler" not in key} for part in (model, built)]
@@ -807,7 +815,7 @@ def keep_layers(model, layers):
 
 
 def read_settings(encoder, folder, transformer):
-    """Set `prompt` and `max_length` as two files state them. Raises ValueError; see below."""
+    """Set `prompt` and `max_length` as two files state them; ValueError for other settings."""
     stated = read_json(folder / "config_sentence_transformers.json")
     name = stated.get("default_prompt_name")
     encoder.prompt = "" + stated["prompts"][name] if name else ""
@@ -857,6 +865,8 @@ def read_modules(folder, entries, default):
 def save_encoder(encoder, folder, pooling=()):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
 
+    A pooler that is the head is a dense layer there, not a part of the transformer.
+
     pooling: modules (kind, config, tensors, further keys of modules.json) instead of the one for
     encoder.pooling. Only process 0 writes.
     """
@@ -889,15 +899,14 @@ def save_encoder(encoder, folder, pooling=()):
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
+        mode = (new / "config.json").stat().st_mode  # safetensors leaves others no right to read
         for file in [path for path in new.rglob("*") if path.is_file()]:
+            file.chmod(mode)
             target = folder / file.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             replace_file(target, file.rename)
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
-
-
-MODULES = "sentence_transformers.models"
 
 
 def pooling_module(encoder, pooling):
@@ -986,6 +995,8 @@ class ArgumentParser(argparse.ArgumentParser):
             }
             self.set_defaults(**demo | files, output=f"{self.get_default('output')}-demo")
         args = self.parse_args()
+        if args.device == "cuda" and not torch.cuda.is_available():
+            self.error("--device cuda: torch finds no GPU")
         if args.precision is None:
             bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             args.precision = "bf16" if bf16 else "fp32"
@@ -1003,7 +1014,7 @@ class ArgumentParser(argparse.ArgumentParser):
         add("--teacher-pooling", choices=POOLINGS, help=own)
         text = "text before each text of the student (default: its folder's)"
         add("--prompt", type=utf8, help=text)
-        rate = "dropout of the student (default: its own; 0 if it is cut)"
+        rate = "dropout of the student (default: its folder's; 0 if it is cut)"
         add("--dropout", type=number(float, 0, 0.99), help=rate)
 
     def add_data_options(self, train):
@@ -1086,7 +1097,7 @@ gold_score = number(float, 0, 5)  # of a file of scored pairs
 def load_student(args, default="mean"):
     """The encoder that --student, --student-layers, --pooling and --prompt describe.
 
-    Raises UserError. A student that is cut has no dropout by default, which args.dropout then says.
+    Raises UserError. A student that is cut has no dropout by default: args.dropout is set to 0.
     """
     if not args.student and not args.student_layers:
         raise UserError("give --student, or --student-layers to cut it from the teacher")
@@ -1116,9 +1127,6 @@ def evaluation_sets(args):
 # ---- Errors and file writing ---------------------------------------------------------------------
 
 
-OOM = torch.OutOfMemoryError
-
-
 class UserError(Exception):
     """Invalid input, a folder in the way, or training that fails, described in one line."""
 
@@ -1141,7 +1149,7 @@ def one_line_errors(place, advice):
 
 
 def join_processes():
-    """What torchrun expects of a process. Raises an error without its variables."""
+    """Join torchrun's processes. Raises KeyError or ValueError without its variables."""
     device = int(os.environ["LOCAL_RANK"])
     if device < torch.cuda.device_count():
         torch.cuda.set_device(device)  # "cuda" then means this process's own GPU
@@ -1165,8 +1173,9 @@ def run_main(main):
     except (UserError, OSError, MemoryError, UnicodeError, KeyboardInterrupt, OOM) as error:
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error has a line of its own
-        kind = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-        message = str(error) or f"{kind}; --resume continues the run"
+        interrupted = "interrupted; --resume continues a run"
+        is_signal = isinstance(error, KeyboardInterrupt)
+        message = interrupted if is_signal else str(error) or type(error).__name__
         print("error:", " ".join(message.split()), file=sys.stderr)
         sys.exit(2)
 
@@ -1186,16 +1195,17 @@ def write_json(path, content):
 
 
 def write_text(path, text):
-    """Write UTF-8. What is no Unicode, as in a file name in Latin-1, becomes an escape sequence."""
+    """Write UTF-8; bytes of a name that were not valid UTF-8 become escape sequences."""
     replace_file(path, lambda new: new.write_text(text, "utf-8", "backslashreplace"))
 
 
 def replace_file(path, write):
     """Call write(new path), then replace `path` atomically: a crash never leaves half a file.
 
-    A link or a device, such as /dev/stdout, is written to and not replaced.
+    A link's target is replaced; a device or a pipe, such as /dev/stdout, is written to.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    path = path.resolve()
+    if path.exists() and not path.is_file():
         write(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)

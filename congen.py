@@ -146,7 +146,7 @@ class InstanceQueue(nn.Module):
         self.enqueued = enqueued
 
 
-# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
+# ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 import numpy as np
 
@@ -207,7 +207,7 @@ def distill(student, views, targets, dev_pairs, run, args):
     modules = [student, queue]
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    best, best_step, step = run.resume("distill", total, modules, optimizer)  # or -inf, 0, 0
     for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
         if step % args.eval_steps == 0 or step == total:  # also before the first step
             dev = dev_score(student, dev_pairs)
@@ -220,7 +220,7 @@ def distill(student, views, targets, dev_pairs, run, args):
             if step == total or stalled:
                 break
         step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
         lr = args.lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
         reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
@@ -246,7 +246,7 @@ def distill(student, views, targets, dev_pairs, run, args):
         )
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # of all processes
+        average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=lr)

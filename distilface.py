@@ -133,7 +133,7 @@ def embed(encoder, input_ids, attention_mask):
     return pool(hidden_states, attention_mask, encoder.pooling)
 
 
-# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
+# ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 from functools import partial
 
@@ -160,7 +160,7 @@ def train(encoder, tokens, dev_pairs, run, args):
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
     modules = [encoder, scaler]
     encoder.train()
-    best, best_step, step = run.resume("train", total, modules, optimizer)  # new: -inf, 0, 0
+    best, best_step, step = run.resume("train", total, modules, optimizer)  # or -inf, 0, 0
     order = partial(batches, tokens.lengths, args.batch_size, args.seed, args.shuffle)
     for rows in order(full=True, skip=step):
         if step % args.eval_steps == 0 or step == total:  # also before the first step
@@ -174,7 +174,7 @@ def train(encoder, tokens, dev_pairs, run, args):
             if step == total or stalled:
                 break
         step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
         lr = args.lr * (1 - (step - 1) / total)
         optimizer.param_groups[0]["lr"] = lr
         input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
@@ -186,7 +186,7 @@ def train(encoder, tokens, dev_pairs, run, args):
         loss = simcse_loss(first, second, args.temperature)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        average_gradients(parameters)  # of all processes
+        average_gradients(parameters)  # now those of one process with the whole batch
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
@@ -200,10 +200,10 @@ def train(encoder, tokens, dev_pairs, run, args):
 DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
 DEMO |= dict(pooling="avg", max_steps=100)
 DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", eval_steps=25)
-USAGE = """import distilface
+USAGE = """import eval_sts  # sentence-transformers cannot load it
 
-student = distilface.load_student("{folder}", "POOLING")  # sentence-transformers cannot
-vectors = common.encode(distilface.embed, student, ["A man plays the guitar."])"""
+student, embed = eval_sts.load("{folder}")
+vectors = eval_sts.encode(embed, student, ["A man plays the guitar."])"""
 
 
 def parse_args():

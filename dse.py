@@ -131,7 +131,7 @@ def add_head(encoder, classes):
     return encoder
 
 
-# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
+# ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 import json
 import math
@@ -160,7 +160,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
-    best, best_step, step = run.resume("teacher", total, [teacher], optimizer)  # new: -inf, 0, 0
+    best, best_step, step = run.resume("teacher", total, [teacher], optimizer)  # or -inf, 0, 0
     for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
         if step % eval_steps == 0 or step == total:  # also before the first step
             dev = dev_score(teacher, dev_set, args.task)
@@ -173,7 +173,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
             if step == total or stalled:
                 break
         step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
         logits = gather(local, len(rows))  # T of all processes [N, C]
@@ -181,7 +181,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
         loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # of all processes
+        average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
@@ -471,6 +471,9 @@ def parse_pair(values, classes):
 DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
 DEMO |= dict(glue="demo/glue", task="stsb", batch_size=32, eval_steps=40)
 DEMO |= dict(epochs=4, lr=2e-4, teacher_epochs=2, teacher_lr=1e-4)
+TEACHER = """from transformers import AutoModelForSequenceClassification
+
+teacher = AutoModelForSequenceClassification.from_pretrained("{folder}/teacher")"""
 USAGE = """import dse
 
 student = dse.load_student("{folder}")  # psi and its head f; see docs/dse.md
@@ -547,8 +550,10 @@ def main():
         best = load_student(run.folder, args.device)
         run.finish(*steps, {"best student": scores(best, sets, args.task)})
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
-    best = teacher if args.teacher_only else load_student(run.folder)
-    write_card(run, args, best, uncut, text, USAGE, metric=None)
+    if args.teacher_only:
+        write_card(run, args, teacher, teacher.uncut_parameters, text, TEACHER, metric=None)
+    else:
+        write_card(run, args, load_student(run.folder), uncut, text, USAGE, metric=None)
 
 
 if __name__ == "__main__":

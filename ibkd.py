@@ -142,7 +142,7 @@ def add_mapping(encoder, dimension, keep):
     return mapping
 
 
-# ---- Training: the part above needs torch alone, to be copied into other projects ----------------
+# ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 from collections.abc import Callable
 
@@ -175,7 +175,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
     parameters = list(nn.ModuleList(modules).parameters())  # without repeating a kept mapping
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     encoder.train()
-    best, best_step, step = run.resume("distill", total, modules, optimizer)  # new: -inf, 0, 0
+    best, best_step, step = run.resume("distill", total, modules, optimizer)  # or -inf, 0, 0
     for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
         if step % args.eval_steps == 0 or step == total:  # also before the first step
             dev = dev_score(encoder)
@@ -188,7 +188,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
             if step == total or stalled:
                 break
         step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
         lr = args.lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
         inputs = tokens.batch(own_rows(rows), args.device)
@@ -202,7 +202,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
         loss = contrast + bottleneck
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # of all processes
+        average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)

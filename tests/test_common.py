@@ -79,6 +79,8 @@ def test_a_year_of_sts_has_a_score_or_none_for_each_pair(tmp_path, monkeypatch):
     write(year / "STS.gs.a.txt", "1\n\n3\n")
     sentences = write(year / "STS.input.a.txt", "a\tb\nc\td\ne\tf\tcolumns beyond two\n")
     assert common.read_sts(tmp_path)["STS12"] == [("a", "b", 1.0), ("e", "f", 3.0)]
+    write(year / "STS.gs.ALL.txt", "1\n")  # SentEval has no such sentences
+    assert common.read_sts(tmp_path)["STS12"] == [("a", "b", 1.0), ("e", "f", 3.0)]
     assert sentences.unlink() is None
     with pytest.raises(UserError, match="STS.input.a.txt: No such file"):
         common.read_sts(tmp_path)

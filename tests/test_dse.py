@@ -398,7 +398,8 @@ def test_teacher_only_leaves_the_teacher_that_a_run_takes_as_it_is(
     plain = ("--teacher", models_folder / "bert")
     table = call_main(dse, *options, *plain, "--output", whole)
     plain = (*plain, "--output", alone, "--teacher-only")
-    assert table.splitlines()[2] in call_main(dse, *options, *plain)
+    cells = " ".join(table.splitlines()[2].split())
+    assert cells in " ".join(call_main(dse, *options, *plain).split())
     weights = "teacher/model.safetensors"
     assert (alone / weights).read_bytes() == (whole / weights).read_bytes()
     assert not (alone / "model.safetensors").exists()
