@@ -18,9 +18,10 @@ FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
 FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
 SIZES = {"three (1,4,5)": "layers-1-4-5-50k", "two (0,5)": "layers-0-5-50k"}
 SIZES |= {"one (5)": "layer-5-50k"}
-ONNX = {"six (the teacher)": "onnx-six-layers", "three (1,4,5)": "onnx-three-layers"}
-ONNX |= {"two (0,5)": "onnx-two-layers", "one (5)": "onnx-one-layer"}
+ONNX = {"six (the teacher)": "int8-six-layers", "three (1,4,5)": "int8-three-layers"}
+ONNX |= {"two (0,5)": "int8-two-layers", "one (5)": "int8-one-layer"}
 TRAINED = 50_000  # sentences of these students
+STSB_SENTENCES = 2551  # distinct ones in STS-B test
 FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")
 SMALL = {
     "all sentences": "KD-three-layers",
@@ -118,15 +119,15 @@ def how_small():
 def sizes():
     """README's table: size, scores, speed and training time of the teacher and the students."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    slowest = RUNS["onnx-six-layers"]["fp32, torch"]["sentences/s"]
+    slowest = RUNS["int8-six-layers"]["fp32, torch"]["seconds"]
     rows = []
     for title, run in ONNX.items():
         onnx = RUNS[run]
         finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
-        speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
+        speeds = [f"{slowest / onnx[row]['seconds']:.1f}" for row in FORMATS]
         minutes = ""
         if title in SIZES:
-            minutes = f"{TRAINED / RUNS['training-speed'][title]['sentences/s'] / 60:.0f} min"
+            minutes = f"{TRAINED / RUNS['student-speed'][title]['sentences/s'] / 60:.0f} min"
         megabytes = [f"{onnx[row]['MB']:.0f}" for row in ("fp32, torch", "int8")]
         scores = [cell([row[key] for row in finals]) for key in ("avg", "dev")]
         rows.append([title, *megabytes, *scores, *speeds, minutes])
@@ -203,7 +204,7 @@ def int8():
     for title, run in ONNX.items():
         for name, row in RUNS[run].items():
             rows.append([f"{title}, {name}", *[f"{value:.2f}" for value in row.values()]])
-    return markdown(["model", "MB", "STS-B test", "sentences/s"], rows)
+    return markdown(["model", "MB", "STS-B test", "seconds"], rows)
 
 
 TABLES = {
@@ -258,7 +259,7 @@ def draw_speed(plt):
     averages += [[last_row(run)["avg"] for run in seeds_of(name)] for name in SIZES.values()]
     means = [mean(values) for values in averages]
     for row, mark in zip(FORMATS, "os^"):
-        speeds = [RUNS[run][row]["sentences/s"] for run in ONNX.values()]
+        speeds = [STSB_SENTENCES / RUNS[run][row]["seconds"] for run in ONNX.values()]
         axes.plot(speeds, means, mark + "--", label=row)
     spreads = [stdev(values) if len(values) > 1 else 0 for values in averages]
     axes.errorbar(speeds, means, spreads, fmt="none", ecolor="gray", capsize=3)
