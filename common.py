@@ -169,9 +169,7 @@ def spearman(embed, encoder, sets, encode=encode):
         gold = [score for _, _, score in pairs]
         cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
         if len(set(gold)) < 2 or len(set(cosine)) < 2:
-            raise UserError(
-                f"{name}: the scores or cosines of its {len(pairs)} pairs are all equal"
-            )
+            raise UserError(f"{name}: the scores or cosines of all {len(pairs)} pairs are equal")
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
     tested = [score for name, score in scores.items() if name != "dev"]
     if len(tested) > 1:
@@ -387,11 +385,7 @@ class Run:
     def read_checkpoint(self):
         """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
         file, log = self.folder / CHECKPOINT, self.folder / "metrics.jsonl"
-        if not file.exists() and log.exists() and log.stat().st_size > 0:
-            raise UserError(
-                f"{file}: is missing, so nothing can be resumed; --overwrite starts anew"
-            )
-        if not file.exists():
+        if not file.exists() and not (log.exists() and log.stat().st_size):
             return {}
         with one_line_errors(file, START_ANEW):
             saved = torch.load(file, "cpu", weights_only=True)  # runs no code of the file
@@ -447,12 +441,10 @@ class Run:
         """Write the checkpoint, atomically, and wait until process 0 has done so."""
         file = self.folder / CHECKPOINT
         if RANK == 0:
-            log_bytes = (self.folder / "metrics.jsonl").stat().st_size
             state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
-            with one_line_errors(
-                file, "the checkpoint could not be written; free disk space, then --resume"
-            ):
-                replace_file(file, partial(torch.save, dict(state, log_bytes=log_bytes)))
+            state["log_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
+            with one_line_errors(file, "it could not be written; free disk space, then --resume"):
+                replace_file(file, partial(torch.save, state))
         wait_for_all()
 
     def restart_clock(self):
@@ -494,66 +486,70 @@ USAGE = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{folder}")
 embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
-CARD = """---
-{data}
----
-
-# {name}
-
-{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
-million parameters and embeddings of {dimension} dimensions, and reads up to {max_length} tokens.
-
-```python
-{usage}
-```
-
-{scores}
-
-Made with {program} {version}: `{command}`
-"""
 
 
 def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_cosine"):
     """Write README.md, the Hub's model card; print the scores, and on stderr what was saved.
 
-    student: the best one; uncut: the number of parameters of the model that it was cut from; text:
-    what trained it; usage: how to load the folder, in its third line; metric: of all scores, or
-    None if the last word of a column names it.
+    student: the best one; uncut: the number of parameters before layers were cut; text: what
+    trained it; usage: how to load the folder, in its third line; metric: of all scores, or None if
+    the last word of a column names it.
     """
     if RANK > 0:
         return
-    given = vars(args).get("teacher")
-    names = [given if "teacher" in run.scores else "none", args.student or given]
+    teacher = vars(args).get("teacher")
+    names = [teacher if "teacher" in run.scores else "none", args.student or teacher]
     teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
-    results = []
-    for column, score in list(run.scores.values())[-1].items():  # of the student
-        if metric is None and " " not in column:  # a mean of other columns
-            continue
-        dataset = Path(args.dev).name if vars(args).get("dev") else "STS-B dev"
-        dataset = dataset if column == "dev" else column
-        kind = metric or column.split()[-1].lower()
-        row = ("sentence-similarity", dataset.lower(), dataset, kind, score / 100)
-        results.append(huggingface_hub.EvalResult(*row))
-    library = "sentence-transformers" if usage == USAGE else "transformers"
-    data = dict(model_name=run.folder.name, base_model=base, eval_results=results)
-    data |= dict(library_name=library, tags=[library, "knowledge-distillation"])
-    data = huggingface_hub.ModelCardData(pipeline_tag="sentence-similarity", **data)
+    name, layers = run.folder.name, student.model.config.num_hidden_layers
     millions = sum(value.numel() for value in student.parameters()) / 1e6
-    facts = dict(layers=student.model.config.num_hidden_layers, millions=millions)
-    facts |= dict(
-        folder=run.folder.as_posix(), dimension=student.dimension, max_length=student.max_length
+    library = "sentence-transformers" if usage == USAGE else "transformers"
+    usage = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
+    metadata = huggingface_hub.ModelCardData(
+        model_name=name,
+        base_model=base,
+        library_name=library,
+        pipeline_tag="sentence-similarity",
+        tags=[library, "knowledge-distillation"],
+        eval_results=hub_scores(run, args, metric),
     )
-    facts |= dict(name=run.folder.name, text=text, teacher=teacher, base=base, data=data)
-    facts |= dict(program=PROGRAM, version=VERSION, command=shlex.join(["python", *sys.argv]))
-    usage = usage.format(**facts)
-    card = CARD.format(usage=usage, scores=table(run.scores), **facts)
+    card = f"""---
+{metadata}
+---
+
+# {name}
+
+{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
+million parameters and embeddings of {student.dimension} dimensions, and reads up to
+{student.max_length} tokens.
+
+```python
+{usage}
+```
+
+{table(run.scores)}
+
+Made with {PROGRAM} {VERSION}: `{shlex.join(["python", *sys.argv])}`
+"""
     write_text(run.folder / "README.md", card)
     print(table(run.scores))
+    size = f"{layers} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
     megabytes = sum(file.stat().st_size for file in run.folder.rglob("*.safetensors")) / 1e6
-    size = f"{facts['layers']} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
     minutes = (time.perf_counter() - run.begin) / 60
     load = usage.splitlines()[2]
     note(f"saved {run.folder}: {size}, {megabytes:.0f} MB, {minutes:.1f} min; {load}")
+
+
+def hub_scores(run, args, metric):
+    """The student's scores, from 0 to 1, in the form of the Hub's model-index; see write_card()."""
+    dev = Path(args.dev).name if vars(args).get("dev") else "STS-B dev"
+    results = []
+    for column, score in list(run.scores.values())[-1].items():
+        if metric or " " in column:  # without a metric in its name, it is a mean of columns
+            kind = metric or column.split()[-1].lower()
+            name = dev if column == "dev" else column
+            row = ("sentence-similarity", name.lower(), name, kind, score / 100)
+            results.append(huggingface_hub.EvalResult(*row))
+    return results
 
 
 # ---- Teacher embeddings --------------------------------------------------------------------------
@@ -763,14 +759,20 @@ def load_transformer(folder, dropout=None):
         model.pooler = None  # transformers has made one up
     broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
     broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
-    for file in folder.glob("*.safetensors"):
-        types = {key: str(value.dtype) for key, value in load_file(file).items()}
-        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
+    broken |= quantized_weights(folder)
     if broken:
         raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
     return model.float(), tokenizer
+
+
+def quantized_weights(folder):
+    """The names of tensors in a folder that transformers would load without their scales."""
+    types = {}
+    for file in folder.glob("*.safetensors"):
+        types |= {key: str(value.dtype) for key, value in load_file(file).items()}
+    return {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
 
 
 def check_forward(encoder):
@@ -1184,9 +1186,7 @@ def read_json(path, kind=dict):
     """The content of a JSON file, or an empty one if there is none. Raises UserError."""
     if not path.exists():
         return kind()
-    with one_line_errors(
-        path, "it must be JSON as this project or sentence-transformers writes it"
-    ):
+    with one_line_errors(path, "it must be JSON, as sentence-transformers or a run writes it"):
         return kind(json.loads(path.read_text("utf-8")))
 
 
