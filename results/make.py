@@ -20,8 +20,9 @@ SIZES = {"three (1,4,5)": "layers-1-4-5-50k", "two (0,5)": "layers-0-5-50k"}
 SIZES |= {"one (5)": "layer-5-50k"}
 ONNX = {"six (the teacher)": "int8-six-layers", "three (1,4,5)": "int8-three-layers"}
 ONNX |= {"two (0,5)": "int8-two-layers", "one (5)": "int8-one-layer"}
+SPEEDS = {"three (1,4,5)": "speed-three-layers", "two (0,5)": "speed-two-layers"}
+SPEEDS |= {"one (5)": "speed-one-layer"}
 TRAINED = 50_000  # sentences of these students
-STSB_SENTENCES = 2551  # distinct ones in STS-B test
 FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")
 SMALL = {
     "all sentences": "KD-three-layers",
@@ -36,17 +37,25 @@ SMALL = {
     "20,000 sentences, layers 1, 4, 5": "layers-1-4-5",
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
+PARTS = {  # part: with it, without it
+    "CKD: memory bank of 16,384": ("CKD", "CKD-no-bank"),
+    "CKD: stage 2 on 3,256 triplets": ("CKD-NLI", "CKD-NLI"),
+    "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
+    "KD: dropout of 0.1": ("KD-dropout", "KD"),
+    "KD: batches of similar length": ("KD", "KD-shuffle"),
+}
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
 
-def read_runs():
-    """All lines of data/*.jsonl -> {run: {row: {column: score}}}."""
+def read_lines():
+    """All lines of data/*.jsonl -> {run: line}."""
     texts = [file.read_text("utf-8") for file in sorted(HERE.glob("data/*.jsonl"))]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    return {line["run"]: line["scores"] for line in lines}
+    return {line["run"]: line for line in lines}
 
 
-RUNS = read_runs()
+LINES = read_lines()
+RUNS = {run: line["scores"] for run, line in LINES.items()}  # {run: {row: {column: score}}}
 
 
 def seeds_of(name):
@@ -119,15 +128,15 @@ def how_small():
 def sizes():
     """README's table: size, scores, speed and training time of the teacher and the students."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    slowest = RUNS["int8-six-layers"]["fp32, torch"]["seconds"]
+    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
     rows = []
     for title, run in ONNX.items():
         onnx = RUNS[run]
         finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
-        speeds = [f"{slowest / onnx[row]['seconds']:.1f}" for row in FORMATS]
+        speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
         minutes = ""
         if title in SIZES:
-            minutes = f"{TRAINED / RUNS['student-speed'][title]['sentences/s'] / 60:.0f} min"
+            minutes = f"{TRAINED / LINES[SPEEDS[title]]['sentences_per_second'] / 60:.1f} min"
         megabytes = [f"{onnx[row]['MB']:.0f}" for row in ("fp32, torch", "int8")]
         scores = [cell([row[key] for row in finals]) for key in ("avg", "dev")]
         rows.append([title, *megabytes, *scores, *speeds, minutes])
@@ -204,7 +213,44 @@ def int8():
     for title, run in ONNX.items():
         for name, row in RUNS[run].items():
             rows.append([f"{title}, {name}", *[f"{value:.2f}" for value in row.values()]])
-    return markdown(["model", "MB", "STS-B test", "seconds"], rows)
+    return markdown(["model", "MB", "STS-B test", "sentences/s"], rows)
+
+
+def parts():
+    """Scores with and without a part of a method, three seeds each."""
+    rows = []
+    for part, (name, name_without) in PARTS.items():
+        finals = [last_row(scores) for scores in seeds_of(name)]
+        others = [last_row(scores) for scores in seeds_of(name_without)]
+        if name == name_without:  # the student before stage 2 is that of the row before
+            others = [list(scores.values())[-2] for scores in seeds_of(name)]
+        cells = [
+            cell([row[key] for row in side]) for key in COLUMNS[:2] for side in (finals, others)
+        ]
+        rows.append([part, *cells])
+    header = ["part", "avg with it", "without", "STS-B dev with it", "without"]
+    return markdown(header, rows)
+
+
+def training_speed():
+    """Sentences per second and peak memory of KD's training, without scoring."""
+    rows = []
+    for title, run in SPEEDS.items():
+        line = LINES[run]
+        cells = [line["sentences_per_second"], line["peak_memory_MB"] / 1000]
+        rows.append([title, f"{cells[0]:.0f}", f"{cells[1]:.2f}"])
+    return markdown(["layers", "sentences/s", "peak memory, GB"], rows)
+
+
+def allocator():
+    """Training with glibc's defaults, and with freed memory kept."""
+    rows = []
+    for title, name in {"default": "allocator-default", "kept": "allocator-keeps"}.items():
+        lines = [LINES[f"{name}-{seed}"] for seed in range(3)]
+        speeds = [line["sentences_per_second"] for line in lines]
+        memory = [line["peak_memory_MB"] / 1000 for line in lines]
+        rows.append([title, cell(speeds), f"{mean(memory):.2f}"])
+    return markdown(["freed memory", "sentences/s", "peak memory, GB"], rows)
 
 
 TABLES = {
@@ -215,6 +261,9 @@ TABLES = {
     "how-much-data": how_much_data,
     "small": small,
     "int8": int8,
+    "parts": parts,
+    "training-speed": training_speed,
+    "allocator": allocator,
     "speed": lambda: as_table(RUNS["speed-training"], title=""),
     "no-teacher": no_teacher,
     "search": search,
@@ -259,7 +308,7 @@ def draw_speed(plt):
     averages += [[last_row(run)["avg"] for run in seeds_of(name)] for name in SIZES.values()]
     means = [mean(values) for values in averages]
     for row, mark in zip(FORMATS, "os^"):
-        speeds = [STSB_SENTENCES / RUNS[run][row]["seconds"] for run in ONNX.values()]
+        speeds = [RUNS[run][row]["sentences/s"] for run in ONNX.values()]
         axes.plot(speeds, means, mark + "--", label=row)
     spreads = [stdev(values) if len(values) > 1 else 0 for values in averages]
     axes.errorbar(speeds, means, spreads, fmt="none", ecolor="gray", capsize=3)

@@ -5,8 +5,9 @@
 
 FOLDER has unlabeled.txt, pairs.en-de.tsv, and the folders senteval, glue and retrieval/qnli. A run
 has its folder in runs/, and its line in results/data/PAGE.jsonl: name, command, commit, seed,
-machine, and the table of scores that it has printed. A run that has a line is not run again; one
-that has none has not been run yet.
+machine, peak memory in MB, the table of scores that it has printed, and for training the sentences
+per second, without scoring. A run that has a line is not run again; one that has none has not been
+run yet. Speeds count only if nothing else runs on the machine. Linux only.
 """
 
 import argparse
@@ -18,7 +19,9 @@ import shlex
 import string
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from statistics import harmonic_mean
 
 import torch
 
@@ -61,7 +64,9 @@ LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5 --precision bf16"
 ONNX = "python -m extras.quantize --pairs $STSB_TEST"
-BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
+BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 3"
+STEPS = "--skip-test --max-steps 150 --eval-steps 1000"
+ALLOCATOR = "env MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
 STAGE_2 = (
@@ -156,6 +161,21 @@ RUNS = [  # page, name, seeds, command
     ("int8", "int8-two-layers", ONE, f"{ONNX} runs/layers-0-5-50k-0"),
     ("int8", "int8-one-layer", ONE, f"{ONNX} runs/layer-5-50k-0"),
     ("speed", "speed-training", ONE, f"{BENCHMARK} --only train"),
+    ("speed", "speed-three-layers", ONE, f"{KD} {MORE} --student-layers 1,4,5 --skip-test"),
+    ("speed", "speed-two-layers", ONE, f"{KD} {MORE} --student-layers 0,5 --skip-test"),
+    ("speed", "speed-one-layer", ONE, f"{KD} {MORE} --student-layers 5 --skip-test"),
+    ("speed", "allocator-default", THREE, f"{KD} {OWN} {STEPS}"),
+    ("speed", "allocator-keeps", THREE, f"{ALLOCATOR} {KD} {OWN} {STEPS}"),
+    ("parts", "KD-dropout", THREE, f"{KD} {OWN} --dropout 0.1"),
+    ("parts", "KD-shuffle", THREE, f"{KD} {OWN} --shuffle"),
+    ("parts", "CKD-no-bank", THREE, f"python ckd.py --queue-size 0 --temperature 0.2 {OWN}"),
+    ("parts", "IBKD-no-HSIC", THREE, f"{IBKD} 0.2 --beta1 0 {OWN}"),
+    (
+        "parts",
+        "CKD-NLI",
+        THREE,
+        f"{CKD} 0.2 {OWN} --eval-steps 26 --stage both --triplets $DATA/nli_triplets.csv",
+    ),
     (
         "transfer",
         "transfer",
@@ -185,7 +205,7 @@ FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 PARTS |= dict(STSB_TEST="runs/sts-b-test.tsv")
-TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")  # a command that trains
+TRAINS = re.compile(r"(env .*)?python ((?!eval_)\w+\.py|-m extras\.baselines)")
 
 
 def all_runs():
@@ -260,13 +280,30 @@ def tables(printed):
     return rows
 
 
+def training_speed(run):
+    """Sentences per second of all stages of a run, without scoring."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    speeds = [line["sentences_per_second"] for line in lines if "loss" in line]
+    return round(harmonic_mean(speeds), 1)
+
+
 def execute(run, command, words):
-    """Run it, or continue it -> its scores, or None if it has failed."""
-    if not TRAINS.match(command):
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
-        return None if done.returncode else tables(done.stdout)
-    done = subprocess.run([*words, "--resume"])
-    return None if done.returncode else scores_of(Path("runs") / run)
+    """Run it, or continue it -> what its line states of the outcome, or None if it has failed."""
+    trains = bool(TRAINS.match(command))
+    with tempfile.TemporaryFile("w+") as printed:
+        child = subprocess.Popen([*words, *["--resume"] * trains], stdout=printed)
+        _, status, usage = os.wait4(child.pid, 0)
+        printed.seek(0)
+        text = printed.read()
+    print(text)
+    if status != 0:
+        return None
+    outcome = dict(peak_memory_MB=usage.ru_maxrss // 1000)
+    if not trains:
+        return outcome | dict(scores=tables(text))
+    folder = Path("runs") / run
+    speed = training_speed(folder)
+    return outcome | dict(sentences_per_second=speed, scores=scores_of(folder))
 
 
 def main():
@@ -283,13 +320,13 @@ def main():
         if f'"run": "{run}"' in done or (args.only and run not in args.only):
             continue
         print(command, flush=True)
-        scores = execute(run, command, expand(command, args.data))
-        if scores is None:
+        outcome = execute(run, command, expand(command, args.data))
+        if outcome is None:
             print(f"{run}: failed", file=sys.stderr)
             continue
         line = dict(run=run, command=command, commit=commit, seed=seed, machine=machine())
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line | dict(scores=scores)) + "\n")
+            file.write(json.dumps(line | outcome) + "\n")
 
 
 if __name__ == "__main__":
