@@ -166,6 +166,8 @@ RUNS = [  # page, name, seeds, command
     ("speed", "speed-one-layer", ONE, f"{KD} {MORE} --student-layers 5 --skip-test"),
     ("speed", "allocator-default", THREE, f"{KD} {OWN} {STEPS}"),
     ("speed", "allocator-keeps", THREE, f"{ALLOCATOR} {KD} {OWN} {STEPS}"),
+    ("precision", "KD-bf16", THREE, f"{KD} {OWN} --precision bf16"),
+    ("precision", "speed-cpu", ONE, "python -m extras.benchmark --only cpu"),
     ("parts", "KD-dropout", THREE, f"{KD} {OWN} --dropout 0.1"),
     ("parts", "KD-shuffle", THREE, f"{KD} {OWN} --shuffle"),
     ("parts", "CKD-no-bank", THREE, f"python ckd.py --queue-size 0 --temperature 0.2 {OWN}"),
