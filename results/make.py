@@ -38,11 +38,9 @@ SMALL = {
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
 PARTS = {  # part: with it, without it
-    "CKD: memory bank of 16,384": ("CKD", "CKD-no-bank"),
     "CKD: stage 2 on 3,256 triplets": ("CKD-NLI", "CKD-NLI"),
     "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
     "KD: dropout of 0.1": ("KD-dropout", "KD"),
-    "KD: batches of similar length": ("KD", "KD-shuffle"),
 }
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
