@@ -5,6 +5,9 @@
   encode  common.encode against SentenceTransformer.encode: sentences, passages, one at a time
   dse     DSE's Tables 3 and 4: pairs scored by a cross-encoder, and by embeddings and a head; the
           cross-encoder's time is extrapolated from 500 pairs
+  gpu     ckd.py and common.encode on a GPU, and whether they give the same results there
+  cpu     training and encoding in bf16, and with torch.compile, against fp32 on a CPU
+          extras/device.py says how these two, which only --only names, are measured
 
 Both sides take turns. A ratio is the median over the rounds, with the smallest and the largest.
 Dropout costs time. ckd.py has none by default if the student is cut to some layers, whereas
@@ -12,29 +15,23 @@ sentence-transformers keeps the model's own, so both equal dropout and the defau
 
   python -m extras.benchmark                       all of it, some ten minutes on two cores
   python -m extras.benchmark --only dse --random-weights      DSE's own shapes, for times alone
+  python -m extras.benchmark --only gpu --tiny                tries it, within a minute on a CPU
 """
 
-import json
-import subprocess
-import sys
 import tempfile
-import time
-import warnings
 from pathlib import Path
-from statistics import median
+from statistics import harmonic_mean
 
 import torch
-import transformers
 
 import dse
 from common import HERE, LOG_STEPS, MINILM, ArgumentParser, UserError, note, number, run_main, table
-from common import read_rows, read_sentences, resolve_model
-from common import Tokens, encode, load_encoder, save_encoder
+from common import Tokens, encode, load_encoder, read_sentences, resolve_model
 from eval_sts import embed
+from extras import device
+from extras.device import BERT_LARGE, DEVICE, GPU_SHAPES, MAX_LENGTH
+from extras.device import compare, random_model, run_ckd, seconds, their_training
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MAX_LENGTH = 64  # tokens, in training
-LR = 1e-4
 DROPOUTS = (0.0, 0.1)  # our default for a student that is cut, and BERT's own, which is theirs
 PASSAGE = 8  # sentences
 SINGLE_SENTENCES = 100  # that are encoded one at a time
@@ -42,73 +39,18 @@ DSE_SENTENCES = 1000
 DSE_PAIRS = 500  # that the cross-encoder reads
 CATALOGUE_COPIES = 100  # of 1,000 sentences: Table 4 has a catalogue of 100,000
 DSE_QUERIES = 10  # the fastest counts
-BERT_LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16)
-BERT_LARGE |= dict(intermediate_size=4096)
-
-
-def seconds(work, *arguments):
-    """Call work(*arguments) -> (how long it takes, its result)."""
-    begin = time.perf_counter()
-    result = work(*arguments)
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin, result
-
-
-def compare(ours, theirs):
-    """Units per second, one number for each round -> a row of the table."""
-    ratios = [a / b for a, b in zip(ours, theirs)]
-    row = {"ours": median(ours), "theirs": median(theirs), "ratio": median(ratios)}
-    return row | {"smallest": min(ratios), "largest": max(ratios)}
 
 
 def our_training(args, sentences, folder, dropout):
     """ckd.py as a process of its own -> sentences per second, without its dev scores."""
-    train = folder / "sentences.txt"
-    train.write_text("\n".join(sentences) + "\n", "utf-8")
-    command = [sys.executable, HERE / "ckd.py", "--objective=kd", "--epochs=1", "--skip-test"]
-    command += [f"--teacher={args.teacher}", f"--student-layers={args.student_layers}"]
-    command += [f"--train={train}", f"--dev={HERE}/demo/dev.tsv", f"--output={folder}/ours"]
-    command += [f"--batch-size={args.batch_size}", f"--lr={LR}", f"--max-length={MAX_LENGTH}"]
-    command += [f"--dropout={dropout}", "--precision=fp32", "--eval-steps=1000000", "--overwrite"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"ckd.py: {done.stderr.strip().splitlines()[-1]}")
-    log = read_rows(folder / "ours" / "metrics.jsonl", json.loads, "it must be the log of a run")
+    options = dict(teacher=args.teacher, student_layers=args.student_layers, dropout=dropout)
+    options |= dict(epochs=1, batch_size=args.batch_size, precision="fp32")
+    log = run_ckd(folder / "ours", sentences, **options)
     speeds = [row["sentences_per_second"] for row in log if "loss" in row]
-    training = sum(len(sentences) / len(speeds) / speed for speed in speeds)
+    training = len(sentences) / harmonic_mean(speeds)
     student = load_encoder(args.teacher, layers=args.student_layers)
     tokenizing, _ = seconds(Tokens, student, sentences, MAX_LENGTH)
     return len(sentences) / (tokenizing + training)
-
-
-def their_training(args, sentences, targets, folder, dropout):
-    """sentence-transformers' trainer -> sentences per second. targets [n, D]"""
-    import sentence_transformers as theirs
-    from datasets import Dataset
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its place depends on the version
-        from sentence_transformers.losses import MSELoss
-
-    student = load_encoder(args.teacher, layers=args.student_layers, dropout=dropout)
-    save_encoder(student, folder / "student")
-    model = theirs.SentenceTransformer(str(folder / "student"), device=DEVICE)
-    model.max_seq_length = MAX_LENGTH
-    data = Dataset.from_dict({"sentence": sentences, "label": targets.tolist()})
-    arguments = theirs.SentenceTransformerTrainingArguments(
-        output_dir=str(folder / "theirs"),
-        num_train_epochs=1,
-        per_device_train_batch_size=args.batch_size,
-        learning_rate=LR,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=DEVICE == "cpu",
-    )
-    trainer = theirs.SentenceTransformerTrainer(model, arguments, data, loss=MSELoss(model))
-    trainer.remove_callback(transformers.PrinterCallback)
-    return len(sentences) / trainer.train().metrics["train_runtime"]
 
 
 def compare_training(args, sentences):
@@ -122,9 +64,11 @@ def compare_training(args, sentences):
         for number in range(args.rounds):
             for dropout in DROPOUTS:
                 note(f"training, round {number + 1} of {args.rounds}, dropout {dropout}")
-                run = (Path(name), dropout)
-                ours[dropout].append(our_training(args, sentences, *run))
-                theirs[dropout].append(their_training(args, sentences, targets, *run))
+                folder = Path(name)
+                ours[dropout].append(our_training(args, sentences, folder, dropout))
+                student = load_encoder(args.teacher, layers=args.student_layers, dropout=dropout)
+                data = (sentences, targets, folder, args.batch_size)
+                theirs[dropout].append(their_training(student, *data))
     rows = {"training, the defaults": compare(ours[DROPOUTS[0]], theirs[DROPOUTS[1]])}
     for dropout in DROPOUTS:
         rows[f"training, dropout {dropout}"] = compare(ours[dropout], theirs[dropout])
@@ -193,17 +137,14 @@ def run_dse(args):
     if not args.random_weights:
         return measure_dse(args.teacher, args.student_layers)
     with tempfile.TemporaryDirectory() as folder:
-        config = transformers.BertConfig(**BERT_LARGE)
-        transformers.BertModel(config).save_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(resolve_model(MINILM))
-        tokenizer.save_pretrained(folder)  # which is BERT's
-        return measure_dse(folder, None)
+        return measure_dse(random_model(folder, BERT_LARGE), None)
 
 
 def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--only", choices=("train", "encode", "dse"), help="one part (default: all)")
+    parts = ("train", "encode", "dse", "gpu", "cpu")
+    add("--only", choices=parts, help="one part (default: train, encode and dse)")
     add("--teacher", default=MINILM, help="folder or Hub name (default: %(default)s)")
     add("--student-layers", default="1,3,5", help="of the teacher (default: %(default)s)")
     add("--train", default=f"{HERE}/demo/sentences.txt", help="sentences (default: %(default)s)")
@@ -211,11 +152,17 @@ def parse_args():
     add("--batch-size", type=number(int, 1), default=64, help="of training (default: %(default)s)")
     add("--rounds", type=number(int, 1), default=3, help="(default: %(default)s)")
     add("--random-weights", action="store_true", help="dse: BERT-Large's shape, for times alone")
+    shapes = "gpu: of models (default: %(default)s)"
+    add("--shapes", nargs="+", choices=GPU_SHAPES, default=list(GPU_SHAPES), help=shapes)
+    add("--tiny", action="store_true", help="gpu, cpu: small shapes and few steps, as a test")
     return parser.parse_args()
 
 
 def main():
     args = parse_args()
+    if args.only in ("gpu", "cpu"):
+        device.main(args)
+        return
     sentences = read_sentences(args.train)[: args.sentences]
     if args.only in (None, "train"):
         print(table(compare_training(args, sentences)))
