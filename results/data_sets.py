@@ -232,10 +232,14 @@ def write(folder, files):
         print(f"| {name} | {len(lines):,} | {'yes' if same else 'no'} |", flush=True)
 
 
-def main():
+def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="$DATA of the pages of results/")
-    folder = parser.parse_args().folder
+    return parser.parse_args()
+
+
+def main():
+    folder = parse_args().folder
     senteval = folder / "senteval"
     # SNLI's training pairs are not evaluated, and their premises are Multi30k's captions.
     ignore = shutil.ignore_patterns("*.train")
