@@ -48,9 +48,11 @@ def code_spans():
 
 
 def inline_commands():
-    """(page, command) for each span that is a command of the project, those with "..." excepted."""
-    spans = [(page, code) for page, code in code_spans() if re.match("python |torchrun ", code)]
-    return [(page, code) for page, code in spans if PROGRAM.search(code) and not re.search(r"\.\.\.|…|NAME", code)]
+    """(page, command) for each span that is a command of the project, with nothing left out."""
+    for page, code in code_spans():
+        is_command = re.match("python |torchrun ", code) and PROGRAM.search(code)
+        if is_command and not re.search(r"\.\.\.|…|NAME", code):
+            yield page, code
 
 
 def options_of_scripts():
@@ -80,7 +82,7 @@ def blocks(pattern):
     return [(name, found[1]) for name, text in texts for found in re.finditer(pattern, text, re.S)]
 
 
-COMMANDS, INLINE, USAGE = commands(), inline_commands(), usage_lines()
+COMMANDS, INLINE, USAGE = commands(), list(inline_commands()), usage_lines()
 PYTHON = blocks(r"```python\n(.*?)```")
 ONE_LINERS = blocks(r"""(python -c (?:'[^']*'|"[^"]*"))""")
 
