@@ -37,7 +37,6 @@ from torch import nn
 from tqdm import tqdm
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-VERSION = "1.0"
 PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
 OOM = torch.OutOfMemoryError
@@ -137,16 +136,15 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32"):
     vectors = np.concatenate(parts)[np.argsort(order)]
     bad = ~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
     if bad.any():
-        text = repr(texts[bad.argmax()])[:60]
-        problem = f"the embedding of {text} is zero or not finite"
+        problem = f"the embedding of {texts[bad.argmax()]!r:.60} is zero or not finite"
         raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
     return vectors
 
 
 def to_device(array, device):
-    """An array -> tensor on the device. A GPU computes on while it copies from pinned memory."""
+    """Array -> tensor on the device."""
     tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cuda":  # it computes on while it copies from pinned memory
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
 
@@ -169,7 +167,7 @@ def spearman(embed, encoder, sets, encode=encode):
         gold = [score for _, _, score in pairs]
         cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
         if len(set(gold)) < 2 or len(set(cosine)) < 2:
-            raise UserError(f"{name}: the scores or cosines of all {len(pairs)} pairs are equal")
+            raise UserError(f"{name}: the scores or cosines of its pairs are all equal")
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
     tested = [score for name, score in scores.items() if name != "dev"]
     if len(tested) > 1:
@@ -236,11 +234,12 @@ def read_sentences(name):
         return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = list(read_rows(path, str.strip, form))
+    # JSON, a web page, a table, binary data, line ends of old Macs, a Git LFS pointer
+    pattern = re.compile(r"^[{\[<]|[\t\0\r]|^(version|oid|size) \S+$")
     head = sentences[:1000]
-    odd = [text for text in head if re.search(r"^[{\[<]|[\t\0\r]|^(version|oid|size) \S+$", text)]
+    odd = [text for text in head if pattern.search(text)]
     if 2 * len(odd) > len(head):
-        kind = "a table, JSON, a web page, a Git LFS pointer, binary or with old Mac line ends"
-        raise UserError(f"{path}: looks like {kind}, as in {odd[0][:40]!r}; {form}")
+        raise UserError(f"{path}: is not plain text, as in {odd[0]!r:.60}; {form}")
     return sentences
 
 
@@ -251,8 +250,7 @@ def read_triplets(name):
     header = ["sent0", "sent1", "hard_neg"]
     rows = []
     with one_line_errors(path, form) as place:
-        lines = read_rows(path, lambda line: line + "\n", form)
-        reader = csv.reader(lines, strict=True)
+        reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
         for fields in reader:
             place.line = reader.line_num
             texts = [text.strip() for text in fields]
@@ -267,10 +265,9 @@ def read_triplets(name):
 
 
 def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
-    """Tab-separated columns, see split_columns() -> [(sentence, sentence, score)].
+    """Tab-separated columns -> [(sentence, sentence, score from 0 to 5)]. Raises UserError.
 
-    A line whose score ends in "score" is a header. Raises UserError, also for a score outside 0 to
-    5.
+    positions, exact: see split_columns(). A line whose score ends in "score" is a header.
     """
 
     def parse(line):
@@ -301,7 +298,6 @@ def read_sts(folder, split="test"):
     for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
         folder = benchmark.with_name(f"{year}-en-test")
         names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - NOT_RELEASED
-        names |= {path.name.split(".", 2)[2] for path in folder.glob("STS.input.*.txt")}
         sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
     return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), exact=False)}
@@ -313,16 +309,10 @@ def read_sts_subset(folder, name):
     parse = partial(split_columns, positions=(0, 1), exact=False)
     texts = list(read_rows(folder / f"STS.input.{name}", parse, form))
     gold = folder / f"STS.gs.{name}"
-    with one_line_errors(gold, form) as place:
-        scores = gold.read_text("utf-8-sig").splitlines()
-        if len(scores) != len(texts):
-            raise ValueError(f"{len(scores)} lines, but {len(texts)} pairs of sentences")
-        pairs = []
-        for number, (text, score) in enumerate(zip(texts, scores), 1):
-            place.line = number
-            if score:
-                pairs.append((*text, gold_score(score)))
-        return pairs
+    scores = list(read_rows(gold, lambda line: gold_score(line) if line else math.nan, form))
+    if len(scores) != len(texts):
+        raise UserError(f"{gold}: {len(scores)} lines, but {len(texts)} pairs of sentences; {form}")
+    return [(*text, score) for text, score in zip(texts, scores) if not math.isnan(score)]
 
 
 # ---- The folder of a run -------------------------------------------------------------------------
@@ -355,13 +345,14 @@ class Run:
         self.scores = self.saved.get("scores", {})
         self.finished = self.saved.get("finished", [])
         self.begin = time.perf_counter()
-        wait_for_all(self.settings)
+        if gather_objects(self.settings)[0] != self.settings:
+            raise UserError(f"process {RANK} has other options or data than process 0")
         if RANK > 0:
             return
         if not self.saved:
             for pattern in DELETED:
                 for path in list(self.folder.glob(pattern)):
-                    path.unlink(missing_ok=True)
+                    path.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
         with open(self.folder / "metrics.jsonl", "ab") as log:
@@ -369,17 +360,16 @@ class Run:
 
     def check_output(self, args):
         """Raises UserError if this run must not write to --output."""
-        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
         advice = "choose another --output"
-        if is_run and not args.resume and not args.overwrite:
-            advice = f"give --resume or --overwrite, or {advice}"
-            raise UserError(f"{self.folder}: already contains a run; {advice}")
-        used = self.folder.is_file() or any(self.folder.glob("[!.]*"))  # hidden: of a killed run
-        if used and not is_run:
+        if read_json(self.folder / "args.json").get("program") == PROGRAM:
+            if not args.resume and not args.overwrite:
+                advice = f"give --resume or --overwrite, or {advice}"
+                raise UserError(f"{self.folder}: already contains a run; {advice}")
+        elif self.folder.is_file() or any(self.folder.glob("[!.]*")):  # hidden: of a killed run
             raise UserError(f"{self.folder}: contains other files than a run's; {advice}")
-        for source in (vars(args).get("teacher"), args.student):
-            path = Path(source or ".").resolve()
-            if source and self.folder.resolve() in (path, *path.parents):
+        for source in filter(None, (vars(args).get("teacher"), args.student)):
+            path = Path(source).resolve()
+            if self.folder.resolve() in (path, *path.parents):
                 raise UserError(f"{source}: would be overwritten by {self.folder}; {advice}")
 
     def read_checkpoint(self):
@@ -402,27 +392,24 @@ class Run:
         These are -inf, 0, 0 for a new stage. modules: all besides the optimizer that training
         changes, each with a state_dict().
         """
-        saved, self.saved = self.saved, {}
         best, best_step, step = -math.inf, 0, 0
-        if saved.get("stage") == stage:
+        if self.saved.get("stage") == stage:
             with one_line_errors(self.folder / CHECKPOINT, START_ANEW):
-                for module, state in zip(modules, saved["modules"], strict=True):
-                    module.load_state_dict(state)
-                optimizer.load_state_dict(saved["optimizer"])
-                best, best_step, step = saved["progress"]
+                states = self.saved["states"]
+                for part, state in zip([*modules, optimizer], states, strict=True):
+                    part.load_state_dict(state)
+                best, best_step, step = self.saved["progress"]
+        self.saved = {}
         self.stage = stage
         self.bar = tqdm(desc=stage, total=total, initial=step, unit="step", **BAR)
-        self.status = {}
         self.restart_clock()
         return best, best_step, step
 
     def checkpoint(self, best, best_step, step, modules, optimizer):
         """Save what resume() takes and returns, and wait for process 0."""
-        state = dict(stage=self.stage, progress=(best, best_step, step))
-        state["modules"] = [module.state_dict() for module in modules]
-        self.save(**state, optimizer=optimizer.state_dict())
-        self.status["best dev"] = f"{best:.2f}"
-        self.bar.set_postfix(self.status)
+        states = [part.state_dict() for part in [*modules, optimizer]]
+        self.save(stage=self.stage, progress=(best, best_step, step), states=states)
+        self.bar.set_postfix_str(f"best dev {best:.2f}")
         self.restart_clock()  # exclude evaluation from the training speed
 
     def finish(self, best_step, step, scores):
@@ -430,8 +417,7 @@ class Run:
         self.bar.close()
         if best_step == 0 and step > 0:
             problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
-            rate = {"finetune": "--finetune-lr", "teacher": "--teacher-lr"}.get(self.stage, "--lr")
-            note(f"{problem}; try another {rate}, or more data")
+            note(f"{problem}; try another learning rate, or more data")
         for name, row in scores.items():
             self.scores[f"{name} (step {best_step} of {step})"] = row
         self.finished.append(self.stage)
@@ -443,9 +429,9 @@ class Run:
         if RANK == 0:
             state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
             state["log_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
-            with one_line_errors(file, "it could not be written; free disk space, then --resume"):
+            with one_line_errors(file, "the checkpoint could not be written; free disk space"):
                 replace_file(file, partial(torch.save, state))
-        wait_for_all()
+        gather_objects()  # wait for process 0
 
     def restart_clock(self):
         self.rows, self.clock = 0, time.perf_counter()
@@ -460,26 +446,25 @@ class Run:
         self.bar.update()
         if step % LOG_STEPS == 0:
             speed = round(self.rows / (time.perf_counter() - self.clock), 1)
-            for name, value in values.items():
-                values[name] = value.item() if torch.is_tensor(value) else value
-            self.write_line(step=step, **values, sentences_per_second=speed)
-            self.status |= {"loss": f"{values['loss']:.4f}", "sentences/s": f"{speed:.0f}"}
-            self.bar.set_postfix(self.status, refresh=False)
+            self.write_line(step, **values, sentences_per_second=speed)
+            progress = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
+            self.bar.set_description(progress, refresh=False)
             self.restart_clock()
 
     def log_dev(self, step, score):
-        """Append a dev score to metrics.jsonl."""
-        self.write_line(step=step, dev=score)
+        self.write_line(step, dev=score)
 
-    def write_line(self, **values):
-        values = {name: value for name, value in values.items() if value is not None}
+    def write_line(self, step, **values):
+        line = dict(stage=self.stage, step=step)
         for name, value in values.items():
-            if not math.isfinite(value):
-                found = f"{name} is {value} at step {values['step']}; try a smaller --lr"
-                raise UserError(f"{self.folder}: {found}; the best student so far is kept")
+            if value is not None:
+                line[name] = value.item() if torch.is_tensor(value) else value
+                if not math.isfinite(line[name]):
+                    found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
+                    raise UserError(f"{self.folder}: {found}; the best student so far is kept")
         if RANK == 0:
             with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(dict(stage=self.stage, **values)) + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
 USAGE = """from sentence_transformers import SentenceTransformer
@@ -528,7 +513,7 @@ million parameters and embeddings of {student.dimension} dimensions, and reads u
 
 {table(run.scores)}
 
-Made with {PROGRAM} {VERSION}: `{shlex.join(["python", *sys.argv])}`
+Made with {PROGRAM}: `{shlex.join(["python", *sys.argv])}`
 """
     write_text(run.folder / "README.md", card)
     print(table(run.scores))
@@ -572,14 +557,14 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     compute = partial(encode, embed, teacher, max_length=max_length, precision=precision)
     probes = compute(texts[:PROBES])
     shape = (len(texts), probes.shape[1])
-    if any_process(not is_current(path, shape, probes, TOLERANCE[precision])):
+    if not all(gather_objects(is_current(path, shape, probes, TOLERANCE[precision]))):
         parts = (compute(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK))
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
             replace_file(path, lambda new: write_array(new, shape, parts))
         else:
             for _ in parts:  # each part is encoded by all processes together
                 pass
-        wait_for_all()
+        gather_objects()  # wait for the writing process
     return np.load(path, mmap_mode="r")
 
 
@@ -652,21 +637,12 @@ def average_gradients(parameters):
             value.grad /= WORLD_SIZE
 
 
-def any_process(condition):
-    """True if the condition is true in one of the processes."""
-    flag = torch.tensor([float(condition)])
+def gather_objects(value=None):
+    """-> [value of process 0, of process 1, ...]. Each process waits until all have called it."""
+    values = [value] * WORLD_SIZE
     if WORLD_SIZE > 1:
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return flag.item() > 0
-
-
-def wait_for_all(settings=None):
-    """Wait for all processes; raise UserError if this one's settings differ from process 0's."""
-    if WORLD_SIZE > 1:
-        found = [None] * WORLD_SIZE
-        dist.all_gather_object(found, settings)
-        if found[0] != settings:
-            raise UserError(f"process {RANK} has other options or data than process 0")
+        dist.all_gather_object(values, value)
+    return values
 
 
 def note(text):
