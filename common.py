@@ -572,17 +572,14 @@ def is_current(path, shape, probes, tolerance):
     """True if the file is an array of this shape, whose first rows are the probes."""
     try:
         array = np.load(path, mmap_mode="r")
-        difference = np.abs(array[: len(probes)] - probes).max()
     except (OSError, ValueError, EOFError):
         return False
-    if array.shape != shape or not difference <= tolerance * np.abs(probes).max():
-        note(f"{path}: is not what embed() returns now; its embeddings are computed again")
-        return False
-    return True
+    largest = tolerance * np.abs(probes).max()
+    return array.shape == shape and np.allclose(array[: len(probes)], probes, rtol=0, atol=largest)
 
 
 def write_array(path, shape, parts):
-    """Write arrays that together have this shape as a .npy file, one after the other."""
+    """Write arrays that together have this shape as one .npy file."""
     with open(path, "wb") as file:
         header = dict(descr="<f4", fortran_order=False, shape=shape)
         np.lib.format.write_array_header_1_0(file, header)
@@ -723,32 +720,30 @@ def load_transformer(folder, dropout=None):
     if getattr(config, "auto_map", None):
         note(f"{folder}: its own code is not run; it is read as a plain {config.model_type}")
     if dropout is not None:
-        for name, value in config.to_dict().items():
-            is_rate = "dropout" in name or name.endswith("pdrop")
-            if is_rate and type(value) in (int, float):
-                setattr(config, name, dropout)
+        numbers = {key for key, value in config.to_dict().items() if type(value) in (int, float)}
+        rates = [key for key in numbers if re.search("dropout|pdrop$", key)]
+        config.update(dict.fromkeys(rates, dropout))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     options |= dict(config=config, output_loading_info=True)
     model, report = transformers.AutoModel.from_pretrained(folder, **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
-    if len(broken) < len(report["missing_keys"]):
+    check_weights(folder, model, report)
+    if any(key.startswith("pooler.") for key in report["missing_keys"]):
         model.pooler = None  # transformers has made one up
-    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
-    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
-    broken |= quantized_weights(folder)
-    if broken:
-        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
     for value in [*model.parameters(), *model.buffers()]:
         value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
     return model.float(), tokenizer
 
 
-def quantized_weights(folder):
-    """The names of tensors in a folder that transformers would load without their scales."""
-    types = {}
+def check_weights(folder, model, report):
+    """Raises ValueError for weights that transformers loads without an error, but wrongly."""
+    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
+    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
+    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
     for file in folder.glob("*.safetensors"):
-        types |= {key: str(value.dtype) for key, value in load_file(file).items()}
-    return {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
+        types = {key: str(value.dtype) for key, value in load_file(file).items()}
+        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
+    if broken:
+        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
 
 
 def check_forward(encoder):
@@ -776,7 +771,7 @@ def keep_layers(model, layers):
         raise ValueError(f"it has no list of {depth} layers that could be cut")
     by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     kept = layers.split(",")
-    if len({*kept}) < len(kept) or not {*kept} <= by_number.keys():
+    if len(by_number.keys() & kept) < len(kept):  # one is unknown, or named twice
         raise ValueError(f"layers {layers}: name different ones of {[*map(int, by_number)]}")
     del stack[:]
     stack.extend(by_number[number] for number in kept)
@@ -787,8 +782,8 @@ def keep_layers(model, layers):
     model.config.use_cache = False  # the cache of a decoder would use the layers' old numbers
     with torch.device("meta"):
         built = transformers.AutoModel.from_config(model.config)
-    names = [{key for key in part.state_dict() if "pooler" not in key} for part in (model, built)]
-    if names[0] != names[1]:  # as in ModernBERT, whose layer 0 has no normalization
+    built.pooler = getattr(model, "pooler", None)
+    if built.state_dict().keys() != model.state_dict().keys():  # ModernBERT's layer 0 has no norm
         raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first, as in 0,2")
 
 
@@ -832,8 +827,10 @@ def read_modules(folder, entries, default):
         place = folder / entry["path"]
         config = read_json(place / "config.json")
         linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-        weights, pickled = place / "model.safetensors", place / "pytorch_model.bin"
-        tensors = load_file(weights) if weights.exists() else torch.load(pickled, "cpu")  # no code
+        if (place / "model.safetensors").exists():
+            tensors = load_file(place / "model.safetensors")
+        else:
+            tensors = torch.load(place / "pytorch_model.bin", "cpu", weights_only=True)
         nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
         activation = getattr(nn, config["activation_function"].split(".")[-1])()
         heads.append(nn.Sequential(linear, activation))
@@ -842,8 +839,6 @@ def read_modules(folder, entries, default):
 
 def save_encoder(encoder, folder, pooling=()):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
-
-    A pooler that is the head is a dense layer there, not a part of the transformer.
 
     pooling: modules (kind, config, tensors, further keys of modules.json) instead of the one for
     encoder.pooling. Only process 0 writes.
@@ -862,7 +857,6 @@ def save_encoder(encoder, folder, pooling=()):
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)
     with one_line_errors(folder, "the model could not be saved"):
-        new.mkdir(parents=True)
         encoder.model.save_pretrained(new)
         encoder.tokenizer.save_pretrained(new)
         write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
@@ -873,22 +867,19 @@ def save_encoder(encoder, folder, pooling=()):
             path = f"{number}_{kind}"
             entry = dict(idx=number, name=str(number), path=path, type=f"{MODULES}.{kind}")
             entries.append(entry | stated)
-            (new / path).mkdir()
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
         mode = (new / "config.json").stat().st_mode  # safetensors leaves others no right to read
         for file in [path for path in new.rglob("*") if path.is_file()]:
             file.chmod(mode)
-            target = folder / file.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
-            replace_file(target, file.rename)
+            replace_file(folder / file.relative_to(new), file.rename)
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
 
 
 def pooling_module(encoder, pooling):
-    """-> sentence-transformers' module of a pooling; see save_encoder()."""
+    """A pooling as a module of sentence-transformers, for save_encoder()."""
     config = {flag: name == pooling for flag, name in POOLING_FLAGS.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
     return "Pooling", config, {}, {}
@@ -968,10 +959,9 @@ class ArgumentParser(argparse.ArgumentParser):
         """-> the arguments. demo: the defaults of --demo; demo/FILE is in this project's folder."""
         args, _ = self.parse_known_args()
         if args.demo:
-            files = {
-                key: str(HERE / demo[key]) for key in demo if str(demo[key]).startswith("demo/")
-            }
-            self.set_defaults(**demo | files, output=f"{self.get_default('output')}-demo")
+            files = [name for name in demo if str(demo[name]).startswith("demo/")]
+            demo = demo | {name: f"{HERE}/{demo[name]}" for name in files}
+            self.set_defaults(**demo, output=f"{self.get_default('output')}-demo")
         args = self.parse_args()
         if args.device == "cuda" and not torch.cuda.is_available():
             self.error("--device cuda: torch finds no GPU")
@@ -986,23 +976,19 @@ class ArgumentParser(argparse.ArgumentParser):
         add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
         add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
         add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-        student = f"default: the teacher's if cut from it, else its folder's, else {pooling}"
-        add("--pooling", choices=POOLINGS, help=f"student pooling ({student})")
-        own = "teacher pooling (default: its folder's, else mean)"
-        add("--teacher-pooling", choices=POOLINGS, help=own)
-        text = "text before each text of the student (default: its folder's)"
-        add("--prompt", type=utf8, help=text)
-        rate = "dropout of the student (default: its folder's; 0 if it is cut)"
-        add("--dropout", type=number(float, 0, 0.99), help=rate)
+        text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
+        add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
+        add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+        add("--prompt", type=utf8, help="text before the student's texts (default: its folder's)")
+        rate = number(float, 0, 0.99)
+        add("--dropout", type=rate, help="of the student (default: its folder's; 0 if it is cut)")
 
     def add_data_options(self, train):
         """--train, --dev, --senteval, --skip-test."""
         add = self.add_argument_group("data").add_argument
-        sentences = "sentences, or a .csv of triplets (default: %(default)s)"
-        add("--train", default=train, help=sentences)
+        add("--train", default=train, help="sentences or a .csv of triplets (default: %(default)s)")
         add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-        senteval = "SentEval's folder or tar file (default without --dev: from the Hub)"
-        add("--senteval", help=senteval)
+        add("--senteval", help="folder or tar file (default without --dev: from the Hub)")
         add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
 
     def leave_out(self, args, names, reason):
@@ -1013,41 +999,34 @@ class ArgumentParser(argparse.ArgumentParser):
             setattr(args, name, None)
 
     def add_run_options(
-        self,
-        output,
-        max_length,
-        eval_steps,
-        patience=0,
-        max_steps=None,
-        stage="a stage",
-        precisions=("fp32", "bf16"),
+        self, output, max_length, eval_steps, patience=0, max_steps=0, stage="a stage", fp16=False
     ):
         """Options of every run; the arguments are defaults, `stage` is what --patience ends."""
         add = self.add_argument_group("run").add_argument
+        add_flag = partial(add, action="store_true")
+        count = number(int, 0)
         is_default = "(default: %(default)s)"
         add("--output", default=output, help=f"output folder for the best student {is_default}")
-        text = f"maximum number of steps per stage (default: {max_steps or 'no limit'})"
-        add("--max-steps", type=number(int, 0), default=max_steps, help=text)
-        text = f"training texts are cut at (default: {max_length or 'set by --objective'})"
+        text = f"maximum number of steps per stage; 0: no limit {is_default}"
+        add("--max-steps", type=count, default=max_steps, help=text)
+        text = f"tokens of a training text (default: {max_length or 'set by --objective'})"
         tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
-        add("--max-length", type=tokens, default=max_length, help=f"tokens that {text}")
+        add("--max-length", type=tokens, default=max_length, help=text)
         text = f"steps between dev scores and checkpoints (default: {eval_steps or 'an epoch'})"
         add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
         text = f"end {stage} after so many epochs without a better dev score; 0: never {is_default}"
-        add("--patience", type=number(int, 0), default=patience, help=text)
-        add("--seed", type=number(int, 0), default=0, help=is_default)
-        text = "batches of random texts instead of texts of similar length"
-        add("--shuffle", action="store_true", help=text)
+        add("--patience", type=count, default=patience, help=text)
+        add("--seed", type=count, default=0, help=is_default)
+        add_flag("--shuffle", help="batches of random texts instead of texts of similar length")
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        text = "default: cuda if torch finds a GPU, here %(default)s"
+        text = "cpu or cuda (default: cuda if torch finds a GPU, here %(default)s)"
         add("--device", choices=("cuda", "cpu"), default=device, help=text)
-        text = "training precision (default: bf16 on a GPU that supports it, else fp32)"
+        precisions = ("fp32", "bf16", "fp16") if fp16 else ("fp32", "bf16")
+        text = "of training (default: bf16 on a GPU that supports it, else fp32)"
         add("--precision", choices=precisions, help=text)
-        add("--resume", action="store_true", help="continue the run in --output, or begin it")
-        text = "delete the run in --output and begin again"
-        add("--overwrite", action="store_true", help=text)
-        text = "all-MiniLM-L6-v2 and the files of demo/ as defaults"
-        add("--demo", action="store_true", help=text)
+        add_flag("--resume", help="continue the run in --output, or begin it")
+        add_flag("--overwrite", help="delete the run in --output and begin again")
+        add_flag("--demo", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
 
 
 def utf8(text):
@@ -1081,8 +1060,9 @@ def load_student(args, default="mean"):
         raise UserError("give --student, or --student-layers to cut it from the teacher")
     if args.student_layers and args.dropout is None:
         args.dropout = 0.0
-    name, pooling = args.student or args.teacher, args.pooling
-    if not args.student:  # it is cut from the teacher, and pooled alike
+    name = args.student or args.teacher
+    pooling = args.pooling
+    if not args.student:  # it is pooled like the teacher, from which it is cut
         pooling, default = pooling or args.teacher_pooling, "mean"
     encoder = load_encoder(name, pooling, args.student_layers, default, args.dropout, args.device)
     encoder.name = f"the student of {args.output}"
@@ -1151,9 +1131,9 @@ def run_main(main):
     except (UserError, OSError, MemoryError, UnicodeError, KeyboardInterrupt, OOM) as error:
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error has a line of its own
-        interrupted = "interrupted; --resume continues a run"
-        is_signal = isinstance(error, KeyboardInterrupt)
-        message = interrupted if is_signal else str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
+        if isinstance(error, KeyboardInterrupt):
+            message = "interrupted; --resume continues a run"
         print("error:", " ".join(message.split()), file=sys.stderr)
         sys.exit(2)
 

@@ -223,7 +223,7 @@ def parse_args():
     add("--batch-size", type=number(int, 1), default=128, help=table_3)
     rate = f"falls linearly to 0 {table_3}"
     add("--lr", type=positive_float, default=1e-5, help=rate)
-    parser.add_run_options("runs/distilface", 32, 250, max_steps=20_000, precisions=tuple(DTYPES))
+    parser.add_run_options("runs/distilface", 32, 250, max_steps=20_000, fp16=True)
     return parser.parse(DEMO)
 
 
