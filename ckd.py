@@ -48,8 +48,8 @@ def cosine(a, b):
 def mse_loss(student, teacher):
     """Eq. 2: L_KD = 1/N sum_i 1/D sum_d (h_id^S - h_id^T)^2
 
-    The paper sums over i, without 1/N. Eq. 3 is the same with the projected student h_i^S M in the
-    place of h_i^S. student, teacher [N, D]. Returns a scalar >= 0.
+    Eq. 3 has the projected student h_i^S M instead of h_i^S. The paper sums over i, without 1/N.
+    student, teacher [N, D]. Returns a scalar >= 0.
     """
     return (student - teacher).square().mean()
 
@@ -57,10 +57,10 @@ def mse_loss(student, teacher):
 def contrastive_distillation_loss(student, teacher, queue, temperature):
     """Eq. 5: L_i = -log( exp(f(h_i^S, h_i^T) / tau) / sum_j exp(f(h_i^S, k_j) / tau) )
 
-    The keys k_j are the teacher's embeddings of the batch and of the memory bank. Eq. 6 is the same
-    with the projected student h_i^S M in the place of h_i^S. Eq. 4 has no memory bank.
-    student [N, D], projected; teacher [N, D], of the same sentences, detached by the caller; queue
-    [Q, D] or None; temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
+    The keys k_j are the teacher's embeddings of the batch and of the memory bank (eq. 4: no bank).
+    Eq. 6 has the projected student h_i^S M instead of h_i^S. student, teacher [N, D], of the same
+    sentences, the teacher's detached; queue [Q, D], the bank, or None; temperature tau > 0. Returns
+    the mean over the batch, a scalar >= 0.
     """
     keys = teacher if queue is None else torch.cat([teacher, queue])  # [N + Q, D]
     logits = cosine(student, keys) / temperature  # [N, N + Q]
@@ -86,8 +86,8 @@ def supervised_contrastive_loss(anchor, positive, hard_negative, temperature):
 def embed(encoder, input_ids, attention_mask):
     """Token ids and mask, [N, L] each -> embeddings [N, D] in float32.
 
-    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense
-    layers after it; `normalize`. The same for teacher and student, in training and scoring.
+    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
+    layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
     states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
@@ -161,18 +161,18 @@ from common import Run, Tokens, average_gradients, batches, gather, own_rows, st
 from common import write_card
 
 
-class Objective(NamedTuple):
-    """What --objective sets; a row of OBJECTIVES."""
-
-    loss: Callable  # of projected student [N, D], teacher [N, D], bank [Q, D], Q >= 0, temperature
-    has_bank: bool  # and tau; for tau without a bank, set it and give --queue-size 0
-    max_norm: float  # of all gradients together
-    max_length: int  # of training texts in both stages, in tokens
-
-
 def kd_loss(student, teacher, queue, temperature):
     """Eq. 2 and 3 with the arguments of eq. 5 and 6."""
     return mse_loss(student, teacher)
+
+
+class Objective(NamedTuple):
+    """What --objective sets."""
+
+    loss: Callable  # takes the arguments of contrastive_distillation_loss()
+    has_bank: bool  # whether the loss uses the bank and the temperature
+    max_norm: float  # of all gradients together
+    max_length: int  # of training texts in both stages, in tokens
 
 
 OBJECTIVES = {
@@ -182,12 +182,12 @@ OBJECTIVES = {
 
 
 def dev_score(student, dev_pairs):
-    """100 x Spearman's correlation of cosine and gold score; the highest chooses the student."""
+    """100 x Spearman's correlation on the dev set, which chooses the best student."""
     return spearman(embed, student, {"dev": dev_pairs})["dev"]
 
 
 def warmup_cosine(step, epoch_steps, total):
-    """Share of the peak learning rate: up for a tenth of an epoch, then down to 0 as a cosine."""
+    """Factor of the learning rate: rises for a tenth of an epoch, then falls to 0 as a cosine."""
     warmup = max(1, epoch_steps // 10)
     if step < warmup:
         return step / warmup
@@ -195,10 +195,10 @@ def warmup_cosine(step, epoch_steps, total):
 
 
 def distill(student, sentences, targets, dev_pairs, run, args):
-    """Stage 1, section 3.1: save the best student in --output. Dev scores use h^S, without M.
+    """Stage 1, section 3.1 -> the best step and the last. Dev scores use h^S, without M.
 
     targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
-    has computed its embeddings once. Returns the best step and the last.
+    has computed its embeddings once.
     """
     objective = OBJECTIVES[args.objective]
     tokens = Tokens(student, sentences, args.max_length)  # tokenized once; .lengths [n]
@@ -255,15 +255,14 @@ def distill(student, sentences, targets, dev_pairs, run, args):
 
 
 def finetune(student, triplets, dev_pairs, run, args):
-    """Stage 2, section 3.2: save the best student in --output. Returns the best step and the last.
+    """Stage 2, section 3.2 -> the best step and the last.
 
     triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is also a
     candidate: it is kept if stage 2 makes it worse.
     """
     columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
-    batch_size = args.finetune_batch_size
-    epoch_steps = math.ceil(len(lengths) / batch_size)
+    epoch_steps = math.ceil(len(lengths) / args.finetune_batch_size)
     total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
     temperature = Temperature(args.finetune_temperature, args.learn_temperature).to(args.device)
     modules = [student, temperature]
@@ -271,7 +270,7 @@ def finetune(student, triplets, dev_pairs, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, betas=(0.9, 0.98), fused=True)
     student.train()
     best, best_step, step = run.resume("finetune", total, modules, optimizer)  # as in distill()
-    for rows in batches(lengths, batch_size, args.seed, args.shuffle, skip=step):
+    for rows in batches(lengths, args.finetune_batch_size, args.seed, args.shuffle, skip=step):
         if step % args.eval_steps == 0 or step == total:
             dev = dev_score(student, dev_pairs)
             if dev > best:
@@ -304,9 +303,8 @@ def finetune(student, triplets, dev_pairs, run, args):
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 NLI = "nli_for_simcse.csv"
 QUEUE_SIZE = 65536  # section 4.2
-BANK_OPTIONS = ("queue_size", "temperature")
-STAGE_2_OPTIONS = ("triplets", "finetune_epochs", "finetune_batch_size")
-STAGE_2_OPTIONS += ("finetune_lr", "finetune_temperature")
+STAGE_2_OPTIONS = ["triplets", "finetune_epochs", "finetune_batch_size"]
+STAGE_2_OPTIONS += ["finetune_lr", "finetune_temperature"]
 DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
 DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", triplets="demo/triplets.csv")
 DEMO |= dict(epochs=1, batch_size=64, lr=1e-4, eval_steps=100)
@@ -314,34 +312,30 @@ DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
 
 
 def parse_args():
-    positive_int, positive_float = number(int, 1), number(float, 1e-9)
+    positive_int = number(int, 1)
+    positive_float = number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     parser.add_data_options(NEWS_5M)
+    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3)"
+    stage_1 = "stage 1 (default: %(default)s; paper §4.2)"
+    stage_2 = "stage 2 (default: %(default)s; paper §4.2)"
+    keys = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; paper §4.2)"
     add = parser.add_argument_group("method").add_argument
-    loss = "loss of stage 1: ckd (eq. 5, 6) or kd (eq. 2, 3) (default: %(default)s)"
-    add("--objective", choices=OBJECTIVES, default="ckd", help=loss)
-    stages = "distill: 1, finetune: 2 (default: both; distill for --train without --triplets; §3)"
+    add("--objective", choices=OBJECTIVES, default="ckd", help="loss of stage 1 (default: ckd)")
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
     add("--projection", action="store_true", help="use M even if the dimensions are equal")
-    tau = "tau of stage 1 (default: 0.05; with --learn-temperature, starts at 0.368)"
-    add("--temperature", type=positive_float, help=tau)
+    add("--temperature", type=positive_float, help="tau (default: 0.05; learned: starts at 0.368)")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
-    bank = "memory bank size; 0: none, eq. 4 (default: 65536, or what an epoch fills; paper §4.2)"
-    add("--queue-size", type=number(int, 0), help=bank)
-    stage_1 = "of stage 1 (default: %(default)s; paper §4.2)"
+    add("--queue-size", type=number(int, 0), help=keys)
     add("--epochs", type=positive_int, default=20, help=stage_1)
     add("--batch-size", type=positive_int, default=512, help=stage_1)
-    rate = "of stage 1 (default: 2e-4 above 80M parameters, else 3e-4; paper §4.2)"
-    add("--lr", type=positive_float, help=rate)
-    add("--triplets", help=f"of stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.1)")
-    tau = "tau of eq. 7 (default: %(default)s)"
-    add("--finetune-temperature", type=positive_float, default=0.05, help=tau)
-    stage_2 = "of stage 2 (default: %(default)s; paper §4.2)"
+    add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")
+    add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.1)")
+    add("--finetune-temperature", type=positive_float, default=0.05, help="tau (default: 0.05)")
     add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
     add("--finetune-batch-size", type=positive_int, default=128, help=stage_2)
-    rate = "of stage 2 (default: 1e-5 from 30M to 80M parameters, else 5e-5; paper §4.2)"
-    add("--finetune-lr", type=positive_float, help=rate)
+    add("--finetune-lr", type=positive_float, help="stage 2 (default: 5e-5; 1e-5 for 30M to 80M)")
     parser.add_run_options("runs/ckd", max_length=None, eval_steps=125, patience=3, stage="stage 1")
     args = parser.parse(DEMO)
     if args.stage is None:
@@ -351,31 +345,33 @@ def parse_args():
     else:
         args.triplets = args.triplets or NLI
     if not OBJECTIVES[args.objective].has_bank:
-        names = BANK_OPTIONS + (("learn_temperature",) if args.stage == "distill" else ())
-        parser.leave_out(args, names, f"--objective {args.objective} does not use it")
+        unused = ["queue_size", "temperature"]
+        if args.stage == "distill":
+            unused.append("learn_temperature")
+        parser.leave_out(args, unused, f"--objective {args.objective} does not use it")
     return args
 
 
 def resolve_defaults(args, student, sentences):
-    """Fill in missing options. Raises UserError for a bank that cannot fill up, or too few keys."""
+    """Fill in missing options. Raises UserError for a bank that an epoch does not fill."""
     objective = OBJECTIVES[args.objective]
     args.max_length = args.max_length or objective.max_length
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
     if args.stage != "distill":  # the paper's student of 52M has 67M with its embeddings
         args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
-    full = (sentences - 1) // args.batch_size * args.batch_size  # before an epoch's last batch
     if not objective.has_bank:
         args.queue_size = 0
         return
-    args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
+    full = (sentences - 1) // args.batch_size * args.batch_size  # before an epoch's last batch
+    if args.temperature is None:
+        args.temperature = math.exp(-1) if args.learn_temperature else 0.05
     if args.queue_size is None:
         args.queue_size = max(0, min(QUEUE_SIZE, full))
     if args.stage == "finetune":
         return
     if args.queue_size > full:
-        found = f"an epoch of {sentences} sentences fills at most {full}"
-        raise UserError(f"--queue-size {args.queue_size}: {found}; give at most so many")
+        raise UserError(f"--queue-size {args.queue_size}: an epoch fills only {full}; give {full}")
     if min(sentences, args.batch_size) + args.queue_size < 2:
         raise UserError(f"{args.train}: a contrastive loss needs two texts in batch and bank")
 
