@@ -356,7 +356,7 @@ def resolve_defaults(args, student, sentences):
     """Fill in missing options. Raises UserError for a bank that an epoch does not fill."""
     objective = OBJECTIVES[args.objective]
     args.max_length = args.max_length or objective.max_length
-    millions = sum(value.numel() for value in student.parameters()) / 1e6
+    millions = sum(value.numel() for value in student.parameters()) / 1e6  # rates: section 4.2
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
     if args.stage != "distill":  # the paper's student of 52M has 67M with its embeddings
         args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
