@@ -65,9 +65,8 @@ def congen_loss(
     with CE(P, Q) = -sum_j P_j log Q_j and the distributions of eq. 1: P_ref = p(z_ref, D, tau^T) of
     the teacher's embedding of the first view, P_con = p(z_con, D, tau^S) and P_gen = p(z_gen, D,
     tau^S) of the student's embeddings of the first and the second view. Embeddings [N, D] each, not
-    detached here;
-    queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al. 2021). Returns
-    the mean over the batch, a scalar >= 0.
+    detached here; queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al.
+    2021). Returns the mean over the batch, a scalar >= 0.
     """
     reference = similarity_distribution(teacher_reference, queue, teacher_temperature)  # [N, K]
     # cross_entropy() takes the log of eq. 1 itself, which stays finite at low temperatures.
@@ -82,9 +81,9 @@ def congen_loss(
 def embed(encoder, input_ids, attention_mask):
     """Token ids and mask, [N, L] each -> embeddings z [N, D] in float32.
 
-    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, dense
-    layers after it; `normalize`. The same for teacher and student, in training and scoring, except
-    that training leaves out the L2 normalization, which makes no difference to eq. 1.
+    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
+    layers after pooling; `normalize`. The same for teacher and student, in training and scoring,
+    except that training leaves out the L2 normalization, which makes no difference to eq. 1.
     """
     states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
@@ -101,11 +100,10 @@ def embed(encoder, input_ids, attention_mask):
 
 
 def add_head(encoder, dimension, start="random"):
-    """Let the encoder end in linear + tanh to the teacher's dimension (section 4.1). In place.
+    """Append linear + tanh to the teacher's dimension (section 4.1), unless a head has it already.
 
-    encoder: as in embed(), with its `dimension`. If its last head has the teacher's dimension
-    already, it stays as it is. start: "random", or "identity", which suits a student that begins as
-    layers of its teacher. The head is part of the student, also after training.
+    encoder: as in embed(), with its `dimension`. start: "random", or "identity", which suits a
+    student that begins as layers of its teacher. The head stays in the student after training.
     """
     if encoder.heads and encoder.dimension == dimension:
         return
@@ -165,7 +163,7 @@ def dev_score(student, dev_pairs):
 
 
 def warmup_linear(step, total):
-    """Share of the peak learning rate: rises for a tenth of all steps (section 4.1), then falls."""
+    """Factor of the learning rate: rises for a tenth of all steps (section 4.1), then falls."""
     warmup = math.ceil(total / 10)
     return min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
 
@@ -177,10 +175,10 @@ def delete_words(sentence, random):
 
 
 class Views(NamedTuple):
-    """Both views of n sentences, two lists of str; second: None to delete words of the first."""
+    """Two views of n sentences."""
 
-    first: list
-    second: list | None
+    first: list  # of str
+    second: list | None  # None: words of the first are deleted
 
     def second_of(self, rows, seed):
         """Row numbers [N] -> list of N str. What is deleted depends on rows and seed alone."""
@@ -191,10 +189,10 @@ class Views(NamedTuple):
 
 
 def distill(student, views, targets, dev_pairs, run, args):
-    """Section 3 -> the best step and the last. views of n sentences.
+    """Section 3 -> the best step and the last.
 
-    targets [n, D]: the teacher's embeddings of the first views. The teacher is not in this loop: it
-    is frozen, and main() has computed its embeddings once.
+    targets [n, D]: z_ref of n first views. The teacher is not in this loop: it is frozen, and
+    main() has computed its embeddings once.
     """
     torch.manual_seed(args.seed)  # the head starts at random
     add_head(student, targets.shape[1], args.head)
@@ -204,6 +202,8 @@ def distill(student, views, targets, dev_pairs, run, args):
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
     queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
+    tau_teacher = args.teacher_temperature
+    tau_student = args.student_temperature
     modules = [student, queue]
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
@@ -236,13 +236,7 @@ def distill(student, views, targets, dev_pairs, run, args):
                 local = embed(student, *second.batch(positions, args.device))
             generalize = gather(local, len(rows))  # z_gen of all processes [N, D]
         loss = congen_loss(
-            control,
-            generalize,
-            reference,
-            queue.embeddings(),
-            args.teacher_temperature,
-            args.student_temperature,
-            args.alpha,
+            control, generalize, reference, queue.embeddings(), tau_teacher, tau_student, args.alpha
         )
         optimizer.zero_grad()
         loss.backward()
@@ -281,34 +275,33 @@ TABLE_7 = {
     "Multilingual-MiniLM-L12": Setting(0.05, 0.07, 65536, 3e-4, 117),
 }
 
-
 DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
 DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv")
 DEMO |= dict(epochs=1, batch_size=64, eval_steps=50)
 
 
 def parse_args():
-    positive_int, positive_float = number(int, 1), number(float, 1e-9)
+    positive_int = number(int, 1)
+    positive_float = number(float, 1e-9)
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/unsup-simcse-roberta-large")
     parser.add_data_options("nli_for_simcse.csv")
-    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
-    pairs = "both views of each sentence (TSV of two columns), instead of --train"
-    add("--pairs", help=f"{pairs} (default: words are deleted; Table 6)")
-    starts = "how the linear layer of the head starts (default: %(default)s; 4.1)"
-    add("--head", choices=("random", "identity"), default="random", help=starts)
-    share = "weight of control; 1 - alpha is that of generalize (default: %(default)s; Table 5)"
-    add("--alpha", type=number(float, 0, 1), default=0.5, help=share)
-    is_default = "(default: %(default)s; 4.1)"
-    add("--epochs", type=positive_int, default=20, help=is_default)
-    add("--batch-size", type=positive_int, default=128, help=is_default)
-    by_student = "(default: by the student, Table 7)"
+    views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
+    start = "initial weights of the head (default: %(default)s; paper §4.1)"
+    control = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
+    section = "(default: %(default)s; paper §4.1)"
+    by_student = "(default: by the student's size; paper Table 7)"
+    add = parser.add_argument_group("method").add_argument
+    add("--pairs", help=views)
+    add("--head", choices=("random", "identity"), default="random", help=start)
+    add("--alpha", type=number(float, 0, 1), default=0.5, help=control)
+    add("--epochs", type=positive_int, default=20, help=section)
+    add("--batch-size", type=positive_int, default=128, help=section)
     add("--lr", type=positive_float, help=f"peak learning rate {by_student}")
     add("--teacher-temperature", type=positive_float, help=f"tau^T of eq. 2 {by_student}")
-    tau = "--student-temperature"
-    add(tau, "--temperature", type=positive_float, help=f"tau^S of eq. 2 {by_student}")
-    size = "instance queue size K (default: by the student, Table 7, or all sentences)"
-    add("--queue-size", type=positive_int, help=size)
+    names = ("--student-temperature", "--temperature")
+    add(*names, type=positive_float, help=f"tau^S of eq. 2 {by_student}")
+    add("--queue-size", type=positive_int, help=f"instance queue size K {by_student}")
     parser.add_run_options("runs/congen", max_length=128, eval_steps=512, patience=7)
     return parser.parse(DEMO)
 
@@ -327,16 +320,16 @@ def resolve_defaults(args, student, sentences):
     Raises UserError if the queue does not hold a batch, or if the sentences do not fill it.
     """
     millions = sum(value.numel() for value in student.parameters()) / 1e6
-    row = min(TABLE_7, key=lambda row: abs(TABLE_7[row].millions - millions))
-    note(f"Options that are not given have the values of {row} in Table 7.")
-    setting = TABLE_7[row]
+    name = min(TABLE_7, key=lambda name: abs(TABLE_7[name].millions - millions))
+    note(f"Options that are not given have the values of {name} in Table 7.")
+    setting = TABLE_7[name]
     args.teacher_temperature = args.teacher_temperature or setting.teacher_temperature
     args.student_temperature = args.student_temperature or setting.student_temperature
     args.lr = args.lr or setting.lr
     args.queue_size = args.queue_size or min(setting.queue_size, sentences)
-    smallest = max(2, min(args.batch_size, sentences))  # over one entry, the loss is always 0
+    smallest = max(2, min(args.batch_size, sentences))  # a batch; over one entry, the loss is 0
     if not smallest <= args.queue_size <= sentences:
-        limits = f"at least {smallest} (a batch, or 2), at most all sentences, here {sentences}"
+        limits = f"from {smallest} (a batch, or 2) to {sentences} (all sentences)"
         raise UserError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
 
 
