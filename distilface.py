@@ -48,52 +48,32 @@ class Pooling(NamedTuple):
     """Which layers a pooling uses, and how it combines them at each token."""
 
     combine: str  # "mean", "max" or "concat"
-    layers: Callable  # number of layers L -> positions in hidden_states, from 0 (embeddings) to L
+    layers: Callable  # number of layers -> positions in hidden_states; 0 is the embedding layer
     needed: int = 1  # number of layers
 
 
-def every(depth):
-    return range(depth + 1)
-
-
-def all_but_embedding(depth):
-    return range(1, depth + 1)
-
-
-def first_last(depth):
-    return [0, depth]
-
-
-def second_last(depth):
-    return [depth - 1]
-
-
-def last(count):
-    return lambda depth: range(depth + 1 - count, depth + 1)
-
-
 POOLINGS = {  # section 5.6, with the names of the authors' code
-    "cls": Pooling("mean", last(1)),  # the only one that takes one token
-    "avg": Pooling("mean", last(1)),
-    "last_second_hidden": Pooling("mean", second_last, needed=2),
-    "avg_all_hidden": Pooling("mean", every),
-    "avg_second_to_last_hidden": Pooling("mean", all_but_embedding),
-    "avg_first_last": Pooling("mean", first_last),
-    "avg_last2": Pooling("mean", last(2), needed=2),
-    "avg_last4": Pooling("mean", last(4), needed=4),
-    "max_all_hidden": Pooling("max", every),
-    "max_second_to_last_hidden": Pooling("max", all_but_embedding),
-    "max_first_last": Pooling("max", first_last),
-    "max_last2": Pooling("max", last(2), needed=2),
-    "max_last4": Pooling("max", last(4), needed=4),
-    "concat_last4": Pooling("concat", last(4), needed=4),
+    "cls": Pooling("mean", lambda depth: [depth]),  # the only one that takes one token
+    "avg": Pooling("mean", lambda depth: [depth]),
+    "last_second_hidden": Pooling("mean", lambda depth: [depth - 1], needed=2),
+    "avg_all_hidden": Pooling("mean", lambda depth: range(depth + 1)),
+    "avg_second_to_last_hidden": Pooling("mean", lambda depth: range(1, depth + 1)),
+    "avg_first_last": Pooling("mean", lambda depth: [0, depth]),
+    "avg_last2": Pooling("mean", lambda depth: [depth - 1, depth], needed=2),
+    "avg_last4": Pooling("mean", lambda depth: range(depth - 3, depth + 1), needed=4),
+    "max_all_hidden": Pooling("max", lambda depth: range(depth + 1)),
+    "max_second_to_last_hidden": Pooling("max", lambda depth: range(1, depth + 1)),
+    "max_first_last": Pooling("max", lambda depth: [0, depth]),
+    "max_last2": Pooling("max", lambda depth: [depth - 1, depth], needed=2),
+    "max_last4": Pooling("max", lambda depth: range(depth - 3, depth + 1), needed=4),
+    "concat_last4": Pooling("concat", lambda depth: range(depth - 3, depth + 1), needed=4),
 }
 
 
 def layer_positions(pooling, depth):
-    """The positions in hidden_states of the layers that a pooling uses, 0 to depth, in order.
+    """The positions in hidden_states of the layers that a pooling uses, in order.
 
-    Raises ValueError if there are too few layers: the embedding layer is none of the last ones.
+    Raises ValueError if there are too few layers; the embedding layer does not count as a last one.
     """
     needed = POOLINGS[pooling].needed
     if depth < needed:
@@ -105,8 +85,8 @@ def pool(hidden_states, attention_mask, pooling):
     """Section 5.6: combine layers at each token, then average the tokens that are not padding.
 
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
-    attention_mask [N, L]; pooling: one of POOLINGS, of which "cls" is the last layer's state at
-    [CLS]. Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
+    attention_mask [N, L]; pooling: one of POOLINGS; "cls" returns the last layer's state at [CLS].
+    Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
     """
     if pooling == "cls":
         return hidden_states[-1][:, 0]
@@ -125,8 +105,7 @@ def pool(hidden_states, attention_mask, pooling):
 def embed(encoder, input_ids, attention_mask):
     """Token ids and mask, [N, L] each -> embeddings [N, D] in float32.
 
-    encoder: has `model`, a transformer, and `pooling`, one of POOLINGS. The same in training and
-    scoring.
+    encoder: has `model`, a transformer, and `pooling`. The same in training and scoring.
     """
     output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
     hidden_states = [states.float() for states in output.hidden_states]  # [N, L, H] each
@@ -134,8 +113,6 @@ def embed(encoder, input_ids, attention_mask):
 
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
-
-from functools import partial
 
 from common import ArgumentParser, UserError, number, one_line_errors, run_main
 from common import evaluation_sets, read_sentences
@@ -152,7 +129,7 @@ def dev_score(encoder, dev_pairs):
 
 
 def train(encoder, tokens, dev_pairs, run, args):
-    """Section 3 -> the best step and the last. tokens of n sentences."""
+    """Section 3 -> the best step and the last."""
     epoch_steps = len(tokens.lengths) // args.batch_size
     total = args.max_steps
     parameters = list(encoder.parameters())
@@ -161,8 +138,8 @@ def train(encoder, tokens, dev_pairs, run, args):
     modules = [encoder, scaler]
     encoder.train()
     best, best_step, step = run.resume("train", total, modules, optimizer)  # or -inf, 0, 0
-    order = partial(batches, tokens.lengths, args.batch_size, args.seed, args.shuffle)
-    for rows in order(full=True, skip=step):
+    order = batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, full=True, skip=step)
+    for rows in order:
         if step % args.eval_steps == 0 or step == total:  # also before the first step
             dev = dev_score(encoder, dev_pairs)
             if dev > best:
@@ -178,9 +155,8 @@ def train(encoder, tokens, dev_pairs, run, args):
         lr = args.lr * (1 - (step - 1) / total)
         optimizer.param_groups[0]["lr"] = lr
         input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
-        dtype = DTYPES[args.precision]
-        with torch.autocast(args.device, dtype, enabled=args.precision != "fp32"):
-            # One pass over both views, in which each row has dropout of its own.
+        with torch.autocast(args.device, DTYPES[args.precision], enabled=args.precision != "fp32"):
+            # One pass over both views: dropout differs in every row.
             local = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
         first, second = [gather(view, len(rows)) for view in local.chunk(2)]  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
@@ -198,8 +174,8 @@ def train(encoder, tokens, dev_pairs, run, args):
 # ---- Command line --------------------------------------------------------------------------------
 
 DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
-DEMO |= dict(pooling="avg", max_steps=100)
-DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", eval_steps=25)
+DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv")
+DEMO |= dict(pooling="avg", max_steps=100, eval_steps=25)
 USAGE = """import eval_sts  # sentence-transformers cannot load it
 
 student, embed = eval_sts.load("{folder}")
@@ -211,27 +187,23 @@ def parse_args():
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     table_3 = "(default: %(default)s; paper Table 3)"
     add = parser.add_argument_group("model").add_argument
-    student = "folder or Hub name (default: %(default)s; paper section 4)"
+    student = "folder or Hub name (default: %(default)s; paper §4)"
     add("--student", default="distilbert-base-uncased", help=student)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
-    rate = "dropout of the student (default: its own)"
-    add("--dropout", type=number(float, 0, 0.99), help=rate)
+    add("--dropout", type=number(float, 0, 0.99), help="student dropout (default: its folder's)")
     parser.add_data_options("wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
     add("--batch-size", type=number(int, 1), default=128, help=table_3)
-    rate = f"falls linearly to 0 {table_3}"
-    add("--lr", type=positive_float, default=1e-5, help=rate)
+    add("--lr", type=positive_float, default=1e-5, help=f"falls linearly to 0 {table_3}")
     parser.add_run_options("runs/distilface", 32, 250, max_steps=20_000, fp16=True)
     return parser.parse(DEMO)
 
 
 def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
-    """The encoder of a folder or a name on the Hub, with one of POOLINGS. Raises UserError.
-
-    A dense head or a normalization that its folder states is left out.
-    """
+    """A folder or a name on the Hub -> Encoder with one of POOLINGS. Raises UserError."""
+    # A given pooling, "mean", makes load_encoder() leave out dense heads and normalization.
     encoder = load_encoder(name, "mean", layers, dropout=dropout, device=device)
     encoder.pooling = pooling
     with one_line_errors(name, "choose another --pooling"):
@@ -257,7 +229,7 @@ def check_training(encoder, sentences, args):
 def pooling_modules(encoder):
     """encoder.pooling as modules of sentence-transformers, which save_encoder() writes.
 
-    The first of several layers also states the pooling's name, which eval_sts.py reads.
+    If several layers are pooled, the first module states the pooling's name for eval_sts.py.
     """
     tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
     if encoder.pooling in ("cls", "avg"):
