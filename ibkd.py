@@ -127,10 +127,10 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_heads=None):
 
 
 def add_mapping(encoder, dimension, keep):
-    """A linear map [N, D] -> [N, dimension], at first the identity if D = dimension; None: no map.
+    """W of section 3.1, stage 1, or W_proj of eq. 11, stage 2 (S' = W_proj S): [N, D] -> [N, D'].
 
-    It is W of section 3.1 in stage 1, W_proj of eq. 11 in stage 2 (S' = W_proj S). keep: append it
-    to encoder.heads, so that the student is scored and saved with it.
+    It starts as the identity if D = dimension. dimension None: no map. keep: append it to
+    encoder.heads, so that the student is scored and saved with it.
     """
     if dimension is None:
         return nn.Identity()
@@ -162,8 +162,8 @@ def distill(encoder, texts, targets, dev_score, run, args):
 
     The paper prints -(L_nce - beta_1 HSIC), which is right for eq. 3's L_nce, a bound to maximize.
     Section 3.1 then prints L_nce with a minus, as a loss: that is info_nce(), and is minimized.
-    targets [P, D_T]: the teacher's embeddings T of the P texts. The teacher is not in this loop: it
-    is frozen, and main() has computed its embeddings once.
+    targets [P, D_T]: T of P texts. The teacher is not in this loop: it is frozen, and main() has
+    computed its embeddings once.
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W starts at random
@@ -212,19 +212,18 @@ def distill(encoder, texts, targets, dev_score, run, args):
 def embed_in_parts(encoder, tokens, rows, num_heads, device):
     """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
     order = np.argsort(tokens.lengths[rows], kind="stable")
-    s = []
-    for part in np.array_split(rows[order], math.ceil(len(rows) / PART)):
-        s.append(embed(encoder, *tokens.batch(part, device), num_heads=num_heads))
-    back = np.argsort(order)
-    return torch.cat(s)[to_device(back, device)]
+    parts = np.array_split(rows[order], math.ceil(len(rows) / PART))
+    inputs = [tokens.batch(part, device) for part in parts]
+    s = torch.cat([embed(encoder, *batch, num_heads=num_heads) for batch in inputs])
+    return s[to_device(np.argsort(order), device)]  # in the order of rows
 
 
 def finetune(encoder, texts, examples, dev_score, run, args):
     """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), with the same sign as stage 1
 
-    X and S are those of the anchors. examples [n, 2 + K]: the positions in texts of n anchors, of
-    the positive and the K hard negatives of each. Returns the best step and the last. The student
-    at the start is also a candidate: if stage 2 makes it worse, the student of stage 1 is kept.
+    X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an anchor, its
+    positive and its K hard negatives. The student at the start is also a candidate: it is kept if
+    stage 2 makes it worse. Returns the best step and the last.
     """
     tokens = Tokens(encoder, texts, args.max_length)
     torch.manual_seed(args.seed)  # W_proj starts at random
@@ -318,9 +317,8 @@ def retrieval_task(teacher, args):
     examples = np.empty(0)
     if args.stage != "distill":
         vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        examples = retrieval.training_rows(
-            vectors, answers, args.hard_negatives, args.teacher_similarity, args.device
-        )
+        search_options = (args.hard_negatives, args.teacher_similarity, args.device)
+        examples = retrieval.training_rows(vectors, answers, *search_options)
 
     def search(encoder, *data, depth=1000):
         similarity = args.teacher_similarity if encoder is teacher else args.similarity
@@ -330,11 +328,10 @@ def retrieval_task(teacher, args):
         return search(encoder, *dev, depth=10)["MRR@10"]
 
     def scores(encoder):
-        on_dev = {"dev MRR@10": dev_score(encoder)}
-        if test is None:
-            return on_dev
-        corpus = retrieval.read_texts(args.beir, "corpus.jsonl")
-        return on_dev | search(encoder, *test, corpus)
+        row = {"dev MRR@10": dev_score(encoder)}
+        if test:
+            row |= search(encoder, *test, retrieval.read_texts(args.beir, "corpus.jsonl"))
+        return row
 
     return Task(texts, texts, examples, dev, dev_score, scores)
 
@@ -347,11 +344,11 @@ TABLE_1 = {  # what differs between the tasks
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
 }
-STS_OPTIONS = ("train", "dev", "senteval", "triplets")
-DR_OPTIONS = ("beir", "test_split", "dev_queries", "similarity", "teacher_similarity")
-DR_OPTIONS += ("hard_negatives",)
-STAGE_2_OPTIONS = ("finetune_epochs", "finetune_batch_size", "finetune_lr", "finetune_temperature")
-STAGE_2_OPTIONS += ("triplets", "dim", "batch_negatives", "beta2")
+STS_OPTIONS = ["train", "dev", "senteval", "triplets"]
+DR_OPTIONS = ["beir", "test_split", "dev_queries", "hard_negatives"]
+DR_OPTIONS += ["similarity", "teacher_similarity"]
+STAGE_2_OPTIONS = ["finetune_epochs", "finetune_batch_size", "finetune_lr", "finetune_temperature"]
+STAGE_2_OPTIONS += ["triplets", "dim", "batch_negatives", "beta2"]
 DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5", lr=4e-4)
 DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", triplets="demo/triplets.csv")
 DEMO |= dict(epochs=1, batch_size=64, finetune_epochs=1, finetune_batch_size=64, eval_steps=50)
@@ -359,48 +356,44 @@ DEMO |= dict(beir="demo/beir")
 
 
 def parse_args():
-    positive_int, positive_float = number(int, 1), number(float, 1e-9)
+    positive_int = number(int, 1)
+    positive_float = number(float, 1e-9)
+    two = number(int, 2)  # a contrastive loss needs two texts
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large")
     parser.add_data_options(NLI)
-    is_default = "(default: %(default)s; 4.3)"
-    table_1 = "(default: %(default)s; Table 1)"
-    add = parser.add_argument_group("method (default: the paper's, with its section)").add_argument
+    section = "(default: %(default)s; paper §4.3)"
+    stage_1 = "stage 1 (default: %(default)s; paper Table 1)"
+    stage_2 = "stage 2 (default: %(default)s; paper Table 1)"
+    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
+    add = parser.add_argument_group("method").add_argument
     add("--task", choices=TASKS, default="sts", help="similarity, or dense retrieval")
-    stages = "stage 1, 2, or both (default: both; distill for --train without --triplets; 3.3)"
     add("--stage", choices=("distill", "finetune", "both"), help=stages)
-    add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; 4.3)")
+    add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.3)")
     kernels = ("rbf", "imq", "linear")
-    add("--kernel", choices=kernels, default="rbf", help="of HSIC (default: %(default)s; 3.2)")
-    add("--gamma", type=positive_float, default=0.5, help=f"of the kernel {is_default}")
-    add("--beta1", type=number(float, 0), default=1.0, help=f"of HSIC, stage 1 {is_default}")
-    add("--beta2", type=number(float, 0), default=0.5, help=f"of HSIC, stage 2 {is_default}")
+    add("--kernel", choices=kernels, default="rbf", help="HSIC kernel (default: rbf; paper §3.2)")
+    add("--gamma", type=positive_float, default=0.5, help=f"kernel parameter {section}")
+    add("--beta1", type=number(float, 0), default=1.0, help=f"HSIC weight, stage 1 {section}")
+    add("--beta2", type=number(float, 0), default=0.5, help=f"HSIC weight, stage 2 {section}")
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
-    dimension = "stage 2: dimension of S' (default: no projection; 3.4)"
-    add("--dim", type=positive_int, help=dimension)
+    add("--dim", type=positive_int, help="dimension of S' (default: no projection; paper §3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    two = number(int, 2)  # a contrastive loss needs two texts
-    add("--epochs", type=positive_int, help="stage 1 (default: 10; dr: 3; Table 1)")
-    add("--batch-size", type=two, help="stage 1 (default: 256; dr: 128; Table 1)")
-    add("--lr", type=positive_float, default=1e-4, help=f"stage 1 {table_1}")
-    add("--temperature", type=positive_float, default=0.1, help=f"stage 1 {table_1}")
-    add("--finetune-epochs", type=positive_int, default=3, help=f"stage 2 {table_1}")
-    add("--finetune-batch-size", type=two, help="stage 2 (default: 256; dr: 128; Table 1)")
-    rate = "stage 2 (default: 3e-5; dr: 1e-5; Table 1)"
-    add("--finetune-lr", type=positive_float, help=rate)
-    tau = f"stage 2 {table_1}"
-    add("--finetune-temperature", type=positive_float, default=0.05, help=tau)
+    add("--epochs", type=positive_int, help="stage 1 (default: 10; dr: 3; paper Table 1)")
+    add("--batch-size", type=two, help="stage 1 (default: 256; dr: 128; paper Table 1)")
+    add("--lr", type=positive_float, default=1e-4, help=stage_1)
+    add("--temperature", type=positive_float, default=0.1, help=stage_1)
+    add("--finetune-epochs", type=positive_int, default=3, help=stage_2)
+    add("--finetune-batch-size", type=two, help="stage 2 (default: 256; dr: 128; paper Table 1)")
+    add("--finetune-lr", type=positive_float, help="stage 2 (default: 3e-5; dr: 1e-5; Table 1)")
+    add("--finetune-temperature", type=positive_float, default=0.05, help=stage_2)
     add = parser.add_argument_group("retrieval (--task dr)").add_argument
+    measures = ("cosine", "dot")
     add("--beir", help="BEIR folder, or data set on the Hub (default: BeIR/msmarco)")
-    split = "qrels/TEST_SPLIT.tsv; the paper's: dev (default: %(default)s)"
-    add("--test-split", default="test", help=split)
-    queries = "how many choose the best student (default: %(default)s)"
-    add("--dev-queries", type=positive_int, default=2000, help=queries)
-    similarity = "of a search (default: %(default)s)"
-    add("--similarity", choices=("cosine", "dot"), default="cosine", help=similarity)
-    add("--teacher-similarity", choices=("cosine", "dot"), help="(default: --similarity)")
-    found = f"that the teacher finds {is_default}"
-    add("--hard-negatives", type=positive_int, default=8, help=found)
+    add("--test-split", default="test", help="qrels/TEST_SPLIT.tsv (default: test; paper: dev)")
+    add("--dev-queries", type=positive_int, default=2000, help="at most this many (default: 2000)")
+    add("--similarity", choices=measures, default="cosine", help="ranks passages (default: cosine)")
+    add("--teacher-similarity", choices=measures, help="(default: --similarity)")
+    add("--hard-negatives", type=positive_int, default=8, help=f"passages per answer {section}")
     parser.add_run_options("runs/ibkd", max_length=128, eval_steps=500)
     args = parser.parse(DEMO)
     resolve_defaults(parser, args)
@@ -412,7 +405,7 @@ def resolve_defaults(parser, args):
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
-    unused = STAGE_2_OPTIONS if args.stage == "distill" else ()
+    unused = STAGE_2_OPTIONS if args.stage == "distill" else []
     parser.leave_out(args, unused, "this run has no stage 2")
     for name, value in TABLE_1[args.task].items():
         if getattr(args, name) is None and name not in unused:
