@@ -46,8 +46,8 @@ def finish(process, log):
     assert process.exitcode == 0, Path(log).read_text()[-3000:]
 
 
-def start_several(count, script, words, folder):
-    """As torchrun starts `count` processes -> [(process, log file)]."""
+def start_several(count, script, words, folder, more=()):
+    """As torchrun starts `count` processes -> [(process, log file)]. more: words of the last."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,7 +56,8 @@ def start_several(count, script, words, folder):
         environment = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=count, MASTER_PORT=port)
         environment = {name: str(value) for name, value in environment.items()}
         log = folder / f"{Path(script).stem}-{count}-{rank}.log"
-        process = start(script, words, log, MASTER_ADDR="127.0.0.1", **environment)
+        own = [*words, *more] if rank == count - 1 else words
+        process = start(script, own, log, MASTER_ADDR="127.0.0.1", **environment)
         started.append((process, log))
     return started
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from processes import finish, start
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -152,6 +153,21 @@ def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_p
     if figure in ("cosine", "speed"):
         expected = 100 * spearmanr(similarity, gold).statistic
         assert (found if figure == "cosine" else found["average"]) == pytest.approx(expected)
+
+
+def test_the_backend_of_a_notebook_is_not_used(models_folder, files, tmp_path):
+    log = tmp_path / "log"
+    words = [
+        "space",
+        models_folder / "bert",
+        "--dev",
+        files / "dev.tsv",
+        "--output",
+        tmp_path / "a",
+    ]
+    backend = "module://matplotlib_inline.backend_inline"
+    finish(start("extras/analyze.py", words, log, MPLBACKEND=backend), log)
+    assert (tmp_path / "a.png").exists()
 
 
 def test_neighbours_are_the_nearest_without_the_query(models_folder, files, call_main, tmp_path):

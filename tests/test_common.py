@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import pickle
 import sys
 from functools import partial
@@ -48,8 +49,9 @@ def test_files_are_read(tmp_path, reader, text, expected, name):
 def test_sentences_are_lines_or_the_distinct_texts_of_triplets(tmp_path):
     lines = write(tmp_path / "a.txt", "one\ntwo\none\n")
     assert common.read_sentences(str(lines)) == ["one", "two", "one"]
-    triplets = write(tmp_path / "a.csv", HEADER + "a,b,c\na,c,d\n")
-    assert common.read_sentences(str(triplets)) == ["a", "b", "c", "d"]
+    for name in ("a.csv", "a.CSV"):
+        triplets = write(tmp_path / name, HEADER + "a,b,c\na,c,d\n")
+        assert common.read_sentences(str(triplets)) == ["a", "b", "c", "d"]
 
 
 BAD_BYTE = b"good\n" * 5000 + b"\xff\n" + b"good\n" * 5000
@@ -200,8 +202,10 @@ def test_teacher_embeddings_of_another_embed_are_computed_again(bert, cache, pre
         assert np.array_equal(found, common.encode(embed, bert, texts, precision=precision))
     (file,) = cache()
     whole = file.read_bytes()
-    half = whole[:128] + whole[128 : 128 + (len(whole) - 128) // 2]
-    for broken in (b"", whole[:50], half, b"<html>", pickle.dumps([1])):
+    cut = whole[: len(whole) // 2]
+    half = io.BytesIO()
+    np.save(half, found[:15])  # a valid file of fewer rows
+    for broken in (b"", whole[:50], cut, half.getvalue(), b"<html>", pickle.dumps([1])):
         file.unlink()  # `found` is a memory map of it
         file.write_bytes(broken)
         again = common.teacher_embeddings(ckd.embed, bert, texts, precision=precision)

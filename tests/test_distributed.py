@@ -70,12 +70,24 @@ def test_torchrun_itself_gives_the_losses_of_one_process(options_of, tmp_path):
 
     failed = torchrun(2, "--lr", "oops")
     assert failed.returncode != 0
-    assert "--lr" in failed.stderr
+    assert failed.stderr.count("error: argument --lr") == 1
     done = torchrun(3)
     assert done.returncode == 0, done.stderr[-3000:]
     check_same(tmp_path)
     finish(start("ckd.py", options, log), log)  # nothing is left to do
     check_same(tmp_path)
+
+
+def test_a_process_with_other_data_ends_with_a_line(options_of, tmp_path):
+    (tmp_path / "other.txt").write_text("A boy runs.\nA cook eats.\n" * 150)
+    more = ["--train", tmp_path / "other.txt"]
+    options = options_of("ckd", "out")
+    (first, _), (second, log) = start_several(2, "ckd.py", options, tmp_path, more)
+    second.join(300)
+    first.kill()  # as torchrun does
+    assert second.exitcode == 2
+    line = "error: process 1 has other options or data than process 0"
+    assert log.read_text().splitlines()[-1] == line
 
 
 def test_gather_has_the_gradient_of_one_process(tmp_path):

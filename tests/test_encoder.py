@@ -218,6 +218,14 @@ def test_a_folder_that_would_be_silently_wrong_is_refused(models_folder, tmp_pat
         load_encoder(folder)
 
 
+def test_a_head_of_another_width_is_refused(models_folder, tmp_path):
+    encoder = load_encoder(models_folder / "bert")
+    encoder.heads.append(nn.Sequential(nn.Linear(16, 8), nn.Identity()))
+    common.save_encoder(encoder, tmp_path / "narrow")
+    with pytest.raises(UserError, match="narrow: .*cannot be multiplied"):
+        load_encoder(tmp_path / "narrow")
+
+
 def test_a_special_token_may_have_no_weights_as_in_gemma_3(models_folder, tmp_path):
     folder = copytree(models_folder / "bert", tmp_path / "more")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -261,7 +269,7 @@ def test_pickled_weights_are_read_and_run_no_code(models_folder, tmp_path, part,
 
 
 @pytest.mark.parametrize("kind", ["own", "bert"])
-def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch, kind):
+def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch, capsys, kind):
     folder = copytree(models_folder / "bert", tmp_path / "own")
     mark = tmp_path / "mark"
     (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()")
@@ -269,6 +277,9 @@ def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch, kin
     alter(folder / "config.json", dict(auto_map=own, model_type=kind))
     alter(folder / "tokenizer_config.json", dict(auto_map=own))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # to whoever asks
-    with contextlib.suppress(UserError):  # a "bert" is read by the code of transformers
+    refused = pytest.raises(UserError, match="own: ")
+    with contextlib.nullcontext() if kind == "bert" else refused:  # transformers' code reads "bert"
         load_encoder(folder)
+    lines = [f"{folder}: its own code is not run; it is read as a plain bert"]
+    assert capsys.readouterr().err.splitlines() == (lines if kind == "bert" else [])
     assert not mark.exists()

@@ -1,6 +1,7 @@
 """eval_sts.py: the reference numbers on the real data, a user's own files, every pooling."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -73,6 +74,18 @@ def test_own_pairs(scores_of, models_folder, files):
     first, second, average = scores_of(models_folder / "cls", *pairs)
     assert first == pytest.approx(expected, abs=1e-3)
     assert average == pytest.approx((first + second) / 2)
+
+
+def test_json_is_written_through_a_link_and_a_pipe(call_main, models_folder, files, tmp_path):
+    link, pipe, file = tmp_path / "link", tmp_path / "pipe", tmp_path / "scores.json"
+    link.symlink_to(file)
+    os.mkfifo(pipe)  # for /dev/null, which a failure would replace
+    reader = os.open(pipe, os.O_RDWR)
+    for path in (link, pipe):
+        call_main(eval_sts, models_folder / "cls", "--pairs", files / "dev.tsv", "--json", path)
+    assert json.loads(os.read(reader, 10_000)) == json.loads(file.read_text())
+    assert link.is_symlink() and pipe.is_fifo()
+    os.close(reader)
 
 
 def test_options_replace_what_a_folder_states(scores_of, models_folder, files, tmp_path):

@@ -1,12 +1,15 @@
 """The folder of a run: what it keeps, what it refuses, how it goes on."""
 
+import importlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from conftest import demo_lines, dev_scores, rows
+from processes import SCRIPTS, small_options
 from safetensors import SafetensorError
 
 import ckd
@@ -53,6 +56,18 @@ def test_a_folder_that_no_run_wrote_is_never_touched(fails, options, tmp_path, m
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_does_not_delete_what_it_reads(fails, models_folder, files, tmp_path, name):
+    """A model inside --output, such as the teacher that dse.py has left there."""
+    out = tmp_path / "out"
+    shutil.copytree(models_folder / "bert", out / "teacher")
+    common.write_json(out / "args.json", dict(program=common.PROGRAM))
+    words = small_options(name, models_folder, files, out)
+    line = fails(importlib.import_module(name), *words, "--student", out / "teacher", "--overwrite")
+    assert f"{out / 'teacher'}: would be overwritten" in line
+    assert (out / "teacher" / "model.safetensors").exists()
+
+
 def test_a_run_is_not_resumed_with_other_input(call_main, fails, options, tmp_path, models_folder):
     """The error names what is different: an option, or the content behind the same name."""
     teacher = common.load_encoder(models_folder / "mean")
@@ -67,9 +82,17 @@ def test_a_run_is_not_resumed_with_other_input(call_main, fails, options, tmp_pa
         (tmp_path / name).write_text(other)
         assert f"another {content} (content)" in fails(ckd, *resumed)
         (tmp_path / name).write_text(text)
-    teacher.model.encoder.layer[0].output.dense.bias.data += 1
-    common.save_encoder(teacher, tmp_path / "teacher")
-    assert "another teacher (content)" in fails(ckd, *resumed)
+    assert "another teacher_pooling" in fails(ckd, *resumed, "--teacher-pooling", "cls")
+    assert "another prompt" in fails(ckd, *resumed, "--prompt", "a ")
+    assert "another student" in fails(ckd, *resumed, "--student", models_folder / "bert")
+    bias = teacher.model.encoder.layer[0].output.dense.bias
+    changes = (teacher, "normalize", False), (teacher, "prompt", "a "), (teacher, "pooling", "cls")
+    for part, name, value in (*changes, (bias, "data", bias.data + 1)):
+        before = getattr(part, name)
+        setattr(part, name, value)
+        common.save_encoder(teacher, tmp_path / "teacher")
+        assert "another teacher (content)" in fails(ckd, *resumed)
+        setattr(part, name, before)
 
 
 def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_path, monkeypatch):
