@@ -63,7 +63,7 @@ def start_several(count, script, words, folder, more=()):
 
 
 def small_options(script, models_folder, files, output):
-    """The words of a small run of ckd, congen, ibkd, dse or distilface, of both stages."""
+    """The words of a small run of a script, of both stages if it has two."""
     sentences = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
     triplets = ["--triplets", files / "triplets.csv", "--finetune-epochs", 2]
     triplets += ["--finetune-batch-size", 24, "--finetune-lr", 1e-3]
@@ -72,6 +72,7 @@ def small_options(script, models_folder, files, output):
     options = {
         "ckd": [*sentences, *triplets, *teacher],
         "congen": [*sentences, *teacher, "--queue-size", 100],
+        "extras.baselines": [*sentences, *teacher, "--dimension", 8],
         "ibkd": [*sentences, *triplets, *teacher, "--dim", 16],
         "dse": [*teacher, "--task", "stsb", "--glue", files, "--teacher-epochs", 2],
         "distilface": [*sentences, "--student", models_folder / "bert", "--max-steps", 16]

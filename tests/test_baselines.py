@@ -186,11 +186,6 @@ def test_four_steps_are_those_of_the_paper(
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5  # as "mean" states
 
 
-@pytest.mark.parametrize("method", ["pkd", "skd", "hpd"])
-def test_a_resumed_run_is_the_same_run(check_resume, options, method):
-    check_resume(baselines, "distill", 2, *options, "--method", method, "--dropout", 0.1)
-
-
 def test_w_starts_as_the_identity_and_m_is_left_out_where_dimensions_agree(models_folder):
     encoder = common.load_encoder(models_folder / "bert")
     projections = []

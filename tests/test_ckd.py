@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import Adam, check_student, demo_sentences, dev_scores, infonce, losses, random_rows
+from conftest import Adam, demo_sentences, dev_scores, infonce, losses, random_rows
+from processes import small_options
 from torch.autograd import gradcheck
 
 import ckd
@@ -204,73 +205,17 @@ def test_steps_of_stage_1_by_hand(
 # ---- runs
 
 
-TINY = ["--epochs", 2, "--batch-size", 32, "--eval-steps", 4, "--lr", 1e-3]
-
-
-def words(models_folder, files, output, *more):
-    models = ["--teacher", models_folder / "mean", "--student-layers", "0,2"]
-    data = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
-    return [*models, *data, "--output", output, *TINY, *more]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        "",
-        "--objective kd",
-        "--objective kd --teacher wide --student bert",
-        "--teacher wide --student mean --learn-temperature",
-        "--teacher wide --student pooler --student-layers 1",
-        "--teacher cls --student distilbert --queue-size 0",
-        "--teacher roberta --student roberta --pooling lasttoken",
-    ],
-)
-def test_a_run_leaves_the_best_student_for_everybody(
-    call_main, models_folder, files, tmp_path, more
-):
-    folders = {path.name: path for path in models_folder.iterdir()}
-    more = [folders.get(word, word) for word in more.split()]
-    printed = call_main(ckd, *words(models_folder, files, tmp_path / "out", *more))
-    scores = dev_scores(tmp_path / "out")
-    assert [step for _, step in scores] == [0, 4, 8, 12, 16, 20]
-    check_student(ckd, tmp_path / "out", files / "dev.tsv", max(scores.values()), printed)
-
-
-def test_both_stages_and_stage_2_alone(call_main, models_folder, files, tmp_path):
-    second = ["--triplets", files / "triplets.csv", "--finetune-epochs", 1]
-    second += ["--finetune-batch-size", 32]
-    call_main(ckd, *words(models_folder, files, tmp_path / "both", *second))
-    steps = [step for stage, step in dev_scores(tmp_path / "both") if stage == "finetune"]
-    assert steps == [0, 4]
-    alone = ["--student", models_folder / "bert", "--stage", "finetune", "--teacher", "nowhere"]
-    call_main(ckd, *words(models_folder, files, tmp_path / "alone", *second, *alone))
-    assert {stage for stage, _ in dev_scores(tmp_path / "alone")} == {"finetune"}
-    assert "Teacher: none." in (tmp_path / "alone" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("stage", ["distill", "finetune"])
-def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files, stage):
-    """Also with what no student's folder has: projection, temperature, memory bank, moments."""
-    more = ["--teacher", models_folder / "wide", "--student", models_folder / "mean"]
-    more += ["--learn-temperature", "--dropout", 0.1, "--queue-size", 64]
-    more += ["--triplets", files / "triplets.csv", "--finetune-epochs", 2]
-    check_resume(
-        ckd, stage, 4, *words(models_folder, files, "", *more, "--finetune-batch-size", 32)
-    )
-
-
-def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_best_student(
-    fails, models_folder, files, tmp_path
-):
-    line = fails(ckd, *words(models_folder, files, tmp_path / "out", "--lr", 1e8))
-    assert "out: the embedding of" in line and "--lr" in line
-    weights = common.load_file(tmp_path / "out" / "model.safetensors")
-    assert all(torch.isfinite(value).all() for value in weights.values())
+def test_stage_2_alone_has_no_teacher(call_main, models_folder, files, tmp_path):
+    words = small_options("ckd", models_folder, files, tmp_path)
+    call_main(ckd, *words, "--stage", "finetune", "--teacher", "nowhere")
+    assert {stage for stage, _ in dev_scores(tmp_path)} == {"finetune"}
+    assert "Teacher: none." in (tmp_path / "README.md").read_text()
 
 
 def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, files, tmp_path):
     """A folder without modules.json is pooled by a mean, as a teacher and as its own student."""
-    more = ("--teacher", models_folder / "bert", "--max-steps", 1)
-    call_main(ckd, *words(models_folder, files, tmp_path / "out", *more))
-    encoder = common.load_encoder(tmp_path / "out")
+    words = ["--teacher", models_folder / "bert", "--student-layers", "0,2", "--max-steps", 1]
+    words += ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
+    call_main(ckd, *words, "--output", tmp_path)
+    encoder = common.load_encoder(tmp_path)
     assert (encoder.pooling, len(encoder.heads)) == ("mean", 0)

@@ -3,7 +3,6 @@
 test_ckd.py tests its pooling, too.
 """
 
-import json
 import math
 from collections import deque
 from types import SimpleNamespace
@@ -14,15 +13,12 @@ import torch
 import transformers
 from conftest import (
     Adam,
-    check_student,
     cosine,
     demo_sentences,
     dev_scores,
-    losses,
     random_rows,
     rows,
 )
-from processes import small_options
 
 import common
 import congen
@@ -153,6 +149,9 @@ def test_table_7_by_the_number_of_parameters_unless_options_are_given(thousands,
         congen.resolve_defaults(args, encoder, 10**6)
         expected = [500 if name == given else value for name, value in zip(names, setting)]
         assert [getattr(args, name) for name in names] == expected
+    args = SimpleNamespace(batch_size=16, **dict.fromkeys(names))
+    congen.resolve_defaults(args, encoder, 300)
+    assert args.queue_size == 300  # all sentences
 
 
 # ---- runs
@@ -231,41 +230,8 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
             adam.step(loss, lr)
 
 
-SETTINGS = {  # options; queue size and dimension that must come out
-    "layers of the teacher": ("--student-layers 0,2", 300, 32),
-    "pairs": ("--teacher wide --student bert --pairs pairs.tsv", 100, 48),
-    "identity": ("--teacher cls --student roberta --head identity --alpha 0", 300, 32),
-    "control only": ("--teacher wide --student distilbert --alpha 1 --queue-size 50", 50, 48),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_run_leaves_the_best_student(
-    call_main, monkeypatch, models_folder, files, tmp_path, setting
-):
-    more, queue_size, dimension = SETTINGS[setting]
-    if setting == "control only":  # no second view is computed, as it would have no weight
-        monkeypatch.setattr(congen.Views, "second_of", None)
-    paths = {path.name: path for path in (*models_folder.iterdir(), *files.iterdir())}
-    out = tmp_path / "out"
-    more = [paths.get(word, word) for word in more.split()]
-    printed = call_main(congen, *options(models_folder, files, out, *more))
-    scores = dev_scores(out)
-    assert next(iter(scores)) == ("distill", 0)
-    assert all(math.isfinite(loss) for loss in losses(out).values())
-    vectors = check_student(congen, out, files / "dev.tsv", max(scores.values()), printed)
-    assert vectors.shape[1] == dimension
-    assert json.loads((out / "args.json").read_text())["queue_size"] == queue_size
-
-
 def test_patience_is_in_epochs_not_in_dev_scores(call_main, models_folder, files, tmp_path):
     """300 sentences are ten batches of 32. The student hardly moves: no score beats the first."""
     more = ("--student-layers", "0,2", "--lr", 1e-9, "--eval-steps", 2, "--epochs", 5)
     call_main(congen, *options(models_folder, files, tmp_path / "out", *more, "--patience", 2))
     assert max(dev_scores(tmp_path / "out")) == ("distill", 20)
-
-
-def test_a_resumed_run_is_the_same_run(check_resume, models_folder, files):
-    """Its queue is as it was."""
-    check_resume(congen, "distill", 6, *small_options("congen", models_folder, files, ""))

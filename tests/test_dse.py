@@ -408,11 +408,3 @@ def test_teacher_only_leaves_the_teacher_that_a_run_takes_as_it_is(
     assert {stage for stage, _ in dev_scores(given)} == {"student"}
     for name in ("model.safetensors", "head.safetensors"):
         assert (given / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["teacher", "student"])
-def test_a_resumed_run_is_the_same_run(check_resume, models_folder, mrpc, stage):
-    options = ("--glue", mrpc, "--teacher", models_folder / "bert", "--batch-size", 4)
-    options += ("--teacher-epochs", 2, "--epochs", 2, "--lr", 1e-3, "--eval-steps", 2)
-    check_resume(dse, stage, 4, *options)
