@@ -15,6 +15,7 @@ from torch.autograd import gradcheck
 import ckd
 import common
 import congen
+import eval_sts
 import ibkd
 
 # ---- losses
@@ -76,10 +77,10 @@ def test_the_bank_holds_the_last_embeddings_whatever_the_batches():
 # ---- embedding, schedule
 
 
-@pytest.mark.parametrize("script", [ckd, congen, ibkd])
+@pytest.mark.parametrize("script", [ckd, congen, ibkd, eval_sts])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_pooling_equals_loops_and_padding_never_counts(script, pooling):
-    """In all three scripts, wherever the padding is."""
+    """In all scripts, wherever the padding is."""
     states = random_rows(3, 4, 6, seed=1)
     masks = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
     output = SimpleNamespace(last_hidden_state=states)

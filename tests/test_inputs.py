@@ -103,6 +103,7 @@ TABLE = [
     ("distilface", f"--train {{single.txt}} {DEV} --student {{bert}}", "--batch-size"),
     ("eval_sts", f"{{empty.txt}} --pairs {DEMO}/test.tsv", "empty.txt"),
     ("eval_sts", f"{{bert}} --pairs {DEMO}/test.tsv --json ", "'' is a folder"),
+    ("extras.align", f"{TRAIN} --teacher {{wide}} --student {{bert}} --output {{bert}}", "exists"),
     ("extras.sweep", "ckd.py lr=1,1", "lr"),
     ("extras.analyze", "neighbours {bert} --sentences {mac.txt} --query \udce9", "--query"),
 ]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from conftest import DEMO, ROOT, demo_sentences, dev_scores
-from processes import SCRIPTS, finish, start
+from processes import SCRIPTS, finish, small_options, start
 
 
 def imported(path):
@@ -40,37 +40,27 @@ def test_losses_and_model_need_torch_alone(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-TRAIN = ["--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv"]
-TEACHER = ["--teacher", "bert", "--student-layers", "0,2"]
-STEPS = ["--max-steps", 2, "--eval-steps", 1, "--batch-size", 8, "--output", "out"]
-COPIES = {
-    "ckd": [*TRAIN, *TEACHER, *STEPS, "--queue-size", 8],
-    "congen": [*TRAIN, *TEACHER, *STEPS, "--queue-size", 8],
-    "ibkd": [*TRAIN, *TEACHER, *STEPS],
-    "dse": ["--task", "stsb", "--glue", DEMO / "glue", *TEACHER, *STEPS],
-    "distilface": [*TRAIN, "--student", "bert", *STEPS],
-    "eval_sts": ["bert", "--pairs", DEMO / "test.tsv"],
-}
-
-
-@pytest.mark.parametrize("script", COPIES)
-def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folder, tmp_path):
+@pytest.mark.parametrize("script", [*SCRIPTS, "eval_sts"])
+def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folder, files, tmp_path):
     """In an empty folder, from which nothing of the project can be imported."""
     for file in (f"{script}.py", "common.py"):
         shutil.copy(ROOT / file, tmp_path)
-    shutil.copytree(models_folder / "bert", tmp_path / "bert")
     (tmp_path / "main.py").write_text(
         f"import os, runpy, sys\nos.chdir({str(tmp_path)!r})\nsys.path[:] = "
         f"[{str(tmp_path)!r}] + [p for p in sys.path if p not in ({str(ROOT)!r}, '')]\n"
         f"runpy.run_path({script + '.py'!r}, run_name='__main__')\n"
     )
     log = tmp_path / "log"
-    finish(start(str(tmp_path / "main.py"), COPIES[script], log), log)
     if script == "eval_sts":
-        assert "| bert " in log.read_text()
+        words = [models_folder / "bert", "--pairs", DEMO / "test.tsv"]
     else:
-        stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
-        assert len(stages) == (2 if script == "dse" else 1)
+        words = [*small_options(script, models_folder, files, "out"), "--max-steps", 2]
+    finish(start(str(tmp_path / "main.py"), words, log), log)
+    if script == "eval_sts":
+        assert "bert " in log.read_text()
+        return
+    stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
+    assert len(stages) == (2 if script in ("ckd", "ibkd", "dse") else 1)
 
 
 DEMOS = {  # the points that the student gains

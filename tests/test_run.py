@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 import ckd
 import common
+import congen
 
 BASE = ["--student-layers", "0,2", "--max-steps", 6, "--eval-steps", 2, "--batch-size", 16]
 
@@ -120,13 +121,14 @@ def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_p
     assert all(row["sentences_per_second"] > 0 for row in lines if "loss" in row)
 
 
-def test_patience_ends_a_stage(call_main, options, tmp_path, monkeypatch):
+@pytest.mark.parametrize("script", [ckd, congen])
+def test_patience_ends_a_stage(call_main, options, tmp_path, monkeypatch, script):
     """Dev scores that fall: the first that is two epochs or more after the best ends the stage."""
     falling = iter(range(100, 0, -1))
-    monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": float(next(falling))})
+    monkeypatch.setattr(script, "spearman", lambda *_, **__: {"dev": float(next(falling))})
     text = "\n".join(demo_lines("sentences.txt", 32)) + "\n"
     (tmp_path / "sentences.txt").write_text(text)
-    call_main(ckd, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2, "--eval-steps", 5)
+    call_main(script, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2, "--eval-steps", 5)
     assert max(step for _, step in dev_scores(tmp_path / "out")) == 5
     assert "dev" in (tmp_path / "out" / "README.md").read_text()
 

@@ -34,7 +34,13 @@ TRAINED = [  # script, its options, dimension of the student; the teacher is "me
 ]
 
 
-@pytest.mark.parametrize("name, more, dimension", TRAINED)
+MARKS = {"ckd": ()}  # the others are slow
+
+
+@pytest.mark.parametrize(
+    "name, more, dimension",
+    [pytest.param(*row, marks=MARKS.get(row[0], pytest.mark.slow)) for row in TRAINED],
+)
 def test_a_run_leaves_the_best_student_for_everybody(
     call_main, models_folder, files, tmp_path, monkeypatch, name, more, dimension
 ):
