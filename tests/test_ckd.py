@@ -56,22 +56,32 @@ def test_squared_error_is_equation_2_averaged_over_the_batch():
 # ---- memory bank
 
 
-def test_the_bank_holds_the_last_embeddings_whatever_the_batches():
-    random = np.random.default_rng(0)
-    bank = ckd.MemoryBank(13, 2)
-    past = []
-    assert len(bank.embeddings()) == 0
-    for size in [*random.integers(1, 13, 40), 13, 14, 40, 3]:
-        batch = torch.arange(len(past), len(past) + size, dtype=torch.float32)
-        bank.enqueue(torch.stack([batch, -batch], 1))
-        past += batch.tolist()
-        held = bank.embeddings()
+def rows_of(numbers):
+    return torch.tensor([[number, -number] for number in numbers], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("filled", [0, 13])
+def test_a_queue_holds_the_last_embeddings_whatever_the_batches(filled):
+    """The memory bank, which starts empty, and congen.py's queue, which starts full."""
+    past = list(range(filled))
+    queue = congen.InstanceQueue(rows_of(past)) if filled else ckd.MemoryBank(13, 2)
+    assert len(queue.embeddings()) == filled
+    for size in [*np.random.default_rng(0).integers(1, 14, 60), 13, 14, 40, 3]:
+        new = range(len(past), len(past) + size)
+        queue.enqueue(rows_of(new))
+        past += new
+        held = queue.embeddings()
         assert sorted(held[:, 0].tolist()) == past[-13:]
         assert torch.equal(held[:, 0], -held[:, 1])
-    bank.clear()
-    empty = ckd.MemoryBank(0, 2)
-    empty.enqueue(torch.ones(4, 2))
-    assert len(bank.embeddings()) == len(empty.embeddings()) == 0
+
+
+def test_a_bank_that_is_cleared_or_has_no_place_is_empty():
+    for size in (13, 0):
+        bank = ckd.MemoryBank(size, 2)
+        bank.enqueue(rows_of(range(4)))
+        assert len(bank.embeddings()) == min(4, size)
+        bank.clear()
+        assert len(bank.embeddings()) == 0
 
 
 # ---- embedding, schedule

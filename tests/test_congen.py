@@ -1,6 +1,6 @@
-"""congen.py: its losses and queue against plain loops, its steps by hand, its runs.
+"""congen.py: its losses against plain loops, its steps by hand, its runs.
 
-test_ckd.py tests its pooling, too.
+test_ckd.py tests its pooling and its queue, too.
 """
 
 import math
@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import (
-    Adam,
-    cosine,
-    demo_sentences,
-    dev_scores,
-    random_rows,
-    rows,
-)
+from conftest import Adam, cosine, demo_sentences, dev_scores, random_rows, rows
 
 import common
 import congen
@@ -83,18 +76,6 @@ def test_the_head_has_the_teachers_dimension_and_is_added_once(models_folder):
     assert len(encoder.heads) == 1
     congen.add_head(encoder, 48)
     assert encoder.dimension == congen.embed(encoder, *batch).shape[1] == 48
-
-
-def test_the_queue_contains_exactly_the_last_embeddings_whatever_the_batches():
-    sizes = np.random.default_rng(0).integers(1, 14, 60)
-    past = list(range(13))
-    queue = congen.InstanceQueue(torch.tensor([[x, -x] for x in past], dtype=torch.float32))
-    for size in [*sizes, 13, 1, 12]:
-        new = list(range(len(past), len(past) + size))
-        queue.enqueue(torch.tensor([[x, -x] for x in new], dtype=torch.float32))
-        past += new
-        assert sorted(queue.embeddings()[:, 0].tolist()) == past[-13:]
-        assert torch.equal(queue.embeddings()[:, 0], -queue.embeddings()[:, 1])
 
 
 def test_a_tenth_of_the_words_is_deleted_but_never_all():
