@@ -174,14 +174,6 @@ def test_sts_nli_and_wiki_are_downloaded_once_and_whole(ask, hub):
     assert downloads(hub) == before
 
 
-def test_without_the_hub_the_error_names_the_page(ask, hub):
-    hub.shutdown()
-    hub.server_close()
-    (line,) = ask(f'resolve_data("{NLI}")')
-    assert line.startswith(f"error: {NLI}: ")
-    assert f"huggingface.co/{DATA}" in line
-
-
 def encoder(name):
     return f'(lambda e: (e.pooling, len(e.heads), e.normalize))(load_encoder("{name}"))'
 
