@@ -72,7 +72,7 @@ TABLE = [
     ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt"),
     ("ckd", f"{CKD} --train {{page.txt}}", "page.txt"),
     ("ckd", f"{CKD} --train {{utf16.txt}}", "utf16.txt"),
-    ("ckd", f"{CKD} --train {{mac.txt}}", "mac.txt: looks like"),
+    ("ckd", f"{CKD} --train {{mac.txt}}", "mac.txt: is not plain text"),
     ("ckd", f"{CKD} --dev {{mac.tsv}}", "mac.tsv:1"),
     ("ckd", f"{CKD} --train {{cut.gz}}", "cut.gz"),
     ("ckd", f"{CKD} --prompt caf\udce9", "--prompt"),  # a byte of Latin-1
