@@ -50,9 +50,8 @@ def label_loss(logits, labels, task):
 def dse_loss(student_logits, teacher_logits, labels, alpha, task):
     """Eq. 2: L_yz = alpha ||S_yz - T_yz||^2 + (1 - alpha) l_lbl(S_yz, R_yz)
 
-    student_logits S and teacher_logits T [N, C]; labels R [N]; l_lbl and task: see label_loss();
-    alpha from 0, the labels alone, to 1, the teacher alone. Returns the mean over the batch, a
-    scalar >= 0.
+    student_logits S, teacher_logits T [N, C]; labels R [N]; l_lbl, task: see label_loss(); alpha
+    from 0 (labels only) to 1 (teacher only). Returns the mean over the batch, a scalar >= 0.
     """
     distillation = (student_logits - teacher_logits).square().sum(dim=1).mean()
     return alpha * distillation + (1 - alpha) * label_loss(student_logits, labels, task)
@@ -74,8 +73,8 @@ def pool_last_four(hidden_states, attention_mask):
     """
     mask = attention_mask.unsqueeze(-1).clone()  # [N, L, 1]
     mask[:, 0] = 0
-    tokens = mask.sum(dim=1)  # [N, 1]
-    means = [(layer * mask).sum(dim=1) / tokens for layer in hidden_states[-LAYERS_POOLED:]]
+    count = mask.sum(dim=1)  # [N, 1]
+    means = [(layer * mask).sum(dim=1) / count for layer in hidden_states[-LAYERS_POOLED:]]
     return torch.cat(means, dim=1)
 
 
@@ -189,12 +188,11 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
 
 
 def distill(student, pairs, labels, targets, dev_set, run, args):
-    """Section 3.2: the student learns P pairs' labels R [P] and the teacher's logits [P, C].
+    """Section 3.2: the student learns labels R [P] and logits T [P, C] -> best step and last step.
 
-    The teacher is not in this loop: it is frozen, and main() has computed its logits once. Returns
-    the best step and the last.
+    The teacher is not in this loop: it is frozen, and main() has computed its logits once.
     """
-    tokens = [Tokens(student, side) for side in zip(*pairs)]
+    tokens = [Tokens(student, sentences) for sentences in zip(*pairs)]
     epoch_steps = math.ceil(len(labels) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     eval_steps = args.eval_steps or epoch_steps
@@ -236,7 +234,7 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
 
 
 def embed_sentences(student, sentences):
-    """n sentences -> [n, D] on the student's device, what its head compares."""
+    """n sentences -> embeddings [n, D] on the student's device, for its head."""
     vectors = encode(embed, student, sentences)
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
@@ -248,12 +246,12 @@ def logits_of(model, pairs, compare=None):
     """
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
-    u, v = [embed_sentences(model, side) for side in zip(*pairs)]
+    u, v = [embed_sentences(model, sentences) for sentences in zip(*pairs)]
     return (compare or model.head.score_pairs)(u, v).cpu().numpy()
 
 
 def metrics(logits, labels, task):
-    """The metrics that Table 1 has of a task: logits [n, C], labels [n] -> {name: x 100}.
+    """The metrics that Table 1 reports for a task: logits [n, C], labels [n] -> {name: x 100}.
 
     Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP. All
     are NaN if a logit is not finite.
@@ -290,21 +288,21 @@ def dev_score(model, dev_set, task):
 
 
 def load_cross_encoder(name, task, max_length=512, device="cpu"):
-    """A classifier of pairs, from a folder or the Hub -> the teacher that pair_logits() describes.
+    """A folder or a name on the Hub -> the teacher, a classifier of pairs; see pair_logits().
 
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
-    UserError, also for a classifier with other classes than the task.
+    UserError, also for a classifier whose classes are not those of the task.
     """
     teacher = load_encoder(name, "mean")  # which checks all but the output layer
     teacher.prompt = ""
-    teacher.max_length = min(max_length, teacher.max_length)  # its folder states it, too
+    teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
     classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
         model, report = load(resolve_model(name), output_loading_info=True, **options)
-        labels = {label.lower(): at for label, at in model.config.label2id.items()}
-        teacher.order = [labels.get(label, at) for at, label in enumerate(classes)]
+        position = {label.lower(): at for label, at in model.config.label2id.items()}
+        teacher.order = [position.get(label, at) for at, label in enumerate(classes)]
         if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
     teacher.model = model.float()
@@ -313,14 +311,13 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
 
 
 def save_student(student, folder):
-    """Write the encoder's folder, and head.safetensors in it. Only process 0 writes."""
+    """Write the encoder's folder, with head.safetensors in it. Only process 0 writes."""
     if RANK > 0:
         return
     replace_file(folder / "head.safetensors", partial(save_file, student.head.state_dict()))
-    # sentence-transformers refuses a folder with this module; eval_sts.py asks load_student().
+    # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
     stated = dict(type="sentence_distillation.LayerPooling", script="dse")
-    pooling = ("LayerPooling", {}, {}, stated)
-    save_encoder(student, folder, [pooling])
+    save_encoder(student, folder, [("LayerPooling", {}, {}, stated)])
 
 
 def load_student(folder, device="cpu"):
@@ -371,16 +368,15 @@ def read_own(train, dev):
     """Two files of scored pairs -> what read_task() returns for "stsb". Raises UserError."""
     sets = {}
     for name, path in (("train", train), ("dev", dev)):
-        first, second, scores = zip(*read_scored_pairs(path))
-        sets[name] = list(zip(first, second)), np.array(scores, np.float32)
+        first, second, gold = zip(*read_scored_pairs(path))
+        sets[name] = list(zip(first, second)), np.array(gold, np.float32)
     return sets
 
 
 def read_task(folder, task):
     """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
-    R: class numbers or scores. folder: GLUE's, which has MRPC/train.tsv and so on, or None for the
-    Hub. Raises UserError.
+    folder: GLUE's, with MRPC/train.tsv and so on, or None for the Hub. Raises UserError.
     """
     sets = {}
     for split, names in TASKS[task].files.items():
@@ -389,8 +385,7 @@ def read_task(folder, task):
             rows += read_pairs(glue_file(folder, name), task)
         if rows:
             pairs, labels = zip(*rows)
-            kind = np.float32 if task == "stsb" else np.int64
-            sets[split] = pairs, np.array(labels, kind)
+            sets[split] = pairs, np.array(labels, np.float32 if task == "stsb" else np.int64)
     return sets
 
 
@@ -408,10 +403,10 @@ def glue_file(folder, name):
 
 
 def read_pairs(path, task):
-    """A file of a task -> rows (pair of sentences, class number or score).
+    """A file of a task -> rows (pair of sentences, class number or score). Raises UserError.
 
     Rows without two sentences and a label, or with another number of columns, are left out. A test
-    set may have no label at all, or be missing. UserError, also for a class that `task` lacks.
+    set may have no labels, or be missing.
     """
     is_test = path.stem in ("test", "dev_mismatched")
     if is_test and not path.exists():
@@ -481,31 +476,30 @@ u = dse.embed_sentences(student, ["A man plays the guitar."])  # [1, {dimension}
 
 
 def parse_args():
-    positive_int, positive_float = number(int, 1), number(float, 1e-9)
+    positive_int = number(int, 1)
+    positive_float = number(float, 1e-9)
+    section = "(default: %(default)s; paper §4.1.1)"
+    finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("models and data").add_argument
     add("--task", choices=TASKS, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
     add("--train", help="scored pairs (TSV: sentence, sentence, score from 0 to 5) instead of GLUE")
     add("--dev", help="scored pairs that choose the best student, with --train")
-    teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; 3.3)"
+    teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; paper §3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)
-    add("--student", help="folder or Hub name (default: --teacher as it is given; 3.4)")
+    add("--student", help="folder or Hub name (default: --teacher; paper §3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    rate = "dropout of the student (default: its own)"
-    add("--dropout", type=number(float, 0, 0.99), help=rate)
-    add = parser.add_argument_group("method (defaults with a section are the paper's)").add_argument
-    alpha = "weight of the teacher's logits in eq. 2, from 0 to 1 (default: %(default)s; 4.1.1)"
-    add("--alpha", type=number(float, 0, 1), default=0.5, help=alpha)
-    add("--freeze-encoder", action="store_true", help="train only the similarity head (4.1.1)")
+    add("--dropout", type=number(float, 0, 0.99), help="student dropout (default: its folder's)")
+    add = parser.add_argument_group("method").add_argument
+    add("--alpha", type=number(float, 0, 1), default=0.5, help=f"weight of the teacher {section}")
+    add("--freeze-encoder", action="store_true", help="train only the similarity head (§4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
-    finetuning = "of the teacher's fine-tuning (default: %(default)s; the authors' README)"
     add("--teacher-epochs", type=positive_int, default=3, help=finetuning)
     add("--teacher-lr", type=positive_float, default=2e-5, help=finetuning)
-    is_default = "(default: %(default)s; 4.1.1)"
-    add("--epochs", type=positive_int, default=8, help=is_default)
-    add("--batch-size", type=positive_int, default=32, help=f"in pairs {is_default}")
-    add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; 4.1.1)")
+    add("--epochs", type=positive_int, default=8, help=section)
+    add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
+    add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
     parser.add_run_options("runs/dse", max_length=128, eval_steps=None)
     args = parser.parse(DEMO)
     if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
@@ -523,23 +517,23 @@ def main():
         place = args.train or args.glue or "the Hub"
         raise UserError(f"{place}: all labels of {args.task}'s training pairs are equal")
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    name = args.student or args.teacher
-    encoder = load_encoder(name, "mean", args.student_layers, dropout=args.dropout)
+    base = args.student or args.teacher
+    encoder = load_encoder(base, "mean", args.student_layers, dropout=args.dropout)
     uncut = encoder.uncut_parameters
     encoder.requires_grad_(not args.freeze_encoder)
-    encoder.max_length = min(args.max_length, encoder.max_length)  # its folder states it, too
+    encoder.max_length = min(args.max_length, encoder.max_length)  # saved in its folder, too
     student = add_head(encoder, len(TASKS[args.task].classes)).to(args.device)
     options = (args.task, args.max_length, args.device)
     teacher = load_cross_encoder(args.teacher, *options)
 
     run = Run(args, teacher=teacher, student=encoder, dev=sets["dev"], train=[pairs, labels])
     if args.task == "stsb" and not run.scores and not args.teacher_only:
-        before = scores(student, sets, args.task, compare=F.cosine_similarity)
-        run.scores["student before, cosine"] = before
+        cosine = F.cosine_similarity
+        run.scores["student before, cosine"] = scores(student, sets, args.task, cosine)
+    if teacher.fresh and "teacher" not in run.finished:
+        steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
+        run.finish(*steps, {})
     if teacher.fresh:
-        if "teacher" not in run.finished:
-            steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
-            run.finish(*steps, {})
         teacher = load_cross_encoder(run.folder / "teacher", *options)
     if "student" not in run.finished:
         run.scores["teacher"] = scores(teacher, sets, args.task)
