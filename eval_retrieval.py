@@ -31,7 +31,7 @@ from common import encode, load_encoder
 
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
-SCORES = 20_000_000  # of queries and passages in memory
+SCORES = 20_000_000  # of a query and a passage, in memory
 DEV_PASSAGES = 100_000
 DISCOUNTS = np.log2(range(2, 12))  # of ranks 1 to 10
 LEFT_OUT = 0  # the score of the passage with a query's own id
@@ -99,9 +99,9 @@ def read_split(beir, split, numbers=None):
 def read_training(beir, dev_queries):
     """qrels/train.tsv -> P passages, Q queries, their answers, and what evaluate() reads for dev.
 
-    Passages with the same text are one passage. dev has every tenth query, or fewer, evenly spread,
-    if these are more than dev_queries. They are compared with the first DEV_PASSAGES and their
-    answers. Raises UserError.
+    Passages with the same text are one passage. The dev queries are every tenth query, or fewer,
+    evenly spread, if that would be more than dev_queries. They search the first DEV_PASSAGES
+    passages and their own answers. Raises UserError.
     """
     number_of = {}  # {text: number}
     corpus = read_texts(beir, "corpus.jsonl")
@@ -144,7 +144,7 @@ def search(queries, chunks, depth, similarity, device):
     """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
 
     queries: array [Q, D]; chunks: arrays [n, D] with the passages in their order. Passages with the
-    same score rank in this order; if the depth cuts through them, any of them may be left out.
+    same score rank in this order; any of those that tie at the last rank may be left out.
     """
 
     def comparable(vectors):
@@ -195,7 +195,7 @@ def dcg(gains):
 
 
 def metrics(found, answers):
-    """Q rankings of passage numbers, Q times {passage number: score} -> {metric: 0 to 100}."""
+    """Q rankings of passage numbers, Q dicts {passage number: score} -> {metric: 0 to 100}."""
     rows = []
     for ranking, scores in zip(found, answers):
         gains = [scores.get(number, 0) for number in ranking if scores.get(number) != LEFT_OUT]
@@ -210,7 +210,7 @@ def metrics(found, answers):
 
 
 def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
-    """Encode, search, score -> metrics(), of which those beyond rank `depth` are too low.
+    """Encode, search, score -> metrics(); recall beyond rank `depth` is too low.
 
     encoders: of queries and of passages; queries, answers: what read_split() returns; corpus:
     yields (name, text) of each passage; similarity: "cosine" or "dot".

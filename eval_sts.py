@@ -39,12 +39,11 @@ def embed(encoder, input_ids, attention_mask):
 
 
 def load(name, pooling=None, layers=None):
-    """-> encoder, embed(). Students that pool several layers are their own script's to read."""
+    """-> encoder, embed(). A student that pools several layers is loaded by its own script."""
     entries = read_json(resolve_model(name) / "modules.json", list)
-    with one_line_errors(
-        name, "modules.json must be as this project or sentence-transformers writes it"
-    ):
-        stated = {} if pooling else dict(*entries[1:2])
+    form = "modules.json must be as this project or sentence-transformers writes it"
+    with one_line_errors(name, form):
+        stated = {} if pooling else dict(*entries[1:2])  # the module after the transformer
     if layers and "script" in stated:
         raise UserError(f"{name}: it pools several layers and cannot be cut; choose a --pooling")
     if stated.get("script") == "distilface":
@@ -59,15 +58,14 @@ def load(name, pooling=None, layers=None):
 
 
 def translation_accuracy(embed, encoder, pairs):
-    """How many texts, in percent, have their own translation as nearest neighbor by cosine.
+    """Percentage of texts whose nearest neighbor by cosine is their own translation.
 
     pairs: n of [text, translation]. Returns {"1 -> 2": 0 to 100, "2 -> 1": 0 to 100}. Where a
     translation occurs in several pairs, any of them is right.
     """
     texts = [np.array(side) for side in zip(*pairs)]
-    vectors = [
-        F.normalize(torch.from_numpy(encode(embed, encoder, side.tolist()))) for side in texts
-    ]
+    arrays = [encode(embed, encoder, side.tolist()) for side in texts]
+    vectors = [F.normalize(torch.from_numpy(array)) for array in arrays]
     accuracy = {}
     for query, answer in ((0, 1), (1, 0)):
         parts = vectors[query].split(1000)  # a matrix [n, n] may be too large
@@ -124,8 +122,8 @@ def main():
         rows[name] = score(embed_with, encoder, data)
     if RANK == 0:
         print(table(rows))
-    if RANK == 0 and args.json:
-        write_json(Path(args.json), rows)
+        if args.json is not None:
+            write_json(Path(args.json), rows)
 
 
 if __name__ == "__main__":
