@@ -152,8 +152,8 @@ def parse_args():
     add("--batch-size", type=number(int, 1), default=64, help="of training (default: %(default)s)")
     add("--rounds", type=number(int, 1), default=3, help="(default: %(default)s)")
     add("--random-weights", action="store_true", help="dse: BERT-Large's shape, for times alone")
-    shapes = "gpu: of models (default: %(default)s)"
-    add("--shapes", nargs="+", choices=GPU_SHAPES, default=list(GPU_SHAPES), help=shapes)
+    shapes = dict(choices=GPU_SHAPES, default=[*GPU_SHAPES])
+    add("--shapes", nargs="+", **shapes, help="gpu: shapes of the models (default: all)")
     add("--tiny", action="store_true", help="gpu, cpu: small shapes and few steps, as a test")
     return parser.parse_args()
 
