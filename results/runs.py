@@ -13,7 +13,6 @@ run yet. Speeds count only if nothing else runs on the machine. Linux only.
 import argparse
 import json
 import os
-import platform
 import re
 import shlex
 import string
@@ -24,6 +23,9 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from extras.device import machine
 
 DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
@@ -247,16 +249,6 @@ def read_lines(path):
 
 def write_lines(path, lines):
     Path(path).write_bytes(b"".join(lines))
-
-
-def machine():
-    """What computed, in words."""
-    info = Path("/proc/cpuinfo")
-    models = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    name = models[0] if models else platform.machine()
-    capability = torch.backends.cpu.get_cpu_capability()
-    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
-    return f"{name}, {capability}, {threads}, torch {torch.__version__}"
 
 
 def scores_of(run):
