@@ -314,7 +314,7 @@ DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
 def parse_args():
     positive_int = number(int, 1)
     positive_float = number(float, 1e-9)
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     parser.add_data_options(NEWS_5M)
     stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3)"

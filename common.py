@@ -37,6 +37,7 @@ from torch import nn
 from tqdm import tqdm
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+VERSION = "1.0"
 PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
 OOM = torch.OutOfMemoryError
@@ -413,7 +414,8 @@ class Run:
         self.bar.close()
         if best_step == 0 and step > 0:
             problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
-            note(f"{problem}; try another learning rate, or more data")
+            rate = {"finetune": "--finetune-lr", "teacher": "--teacher-lr"}.get(self.stage, "--lr")
+            note(f"{problem}; try another {rate}, or more data")
         for name, row in scores.items():
             self.scores[f"{name} (step {best_step} of {step})"] = row
         self.finished.append(self.stage)
@@ -509,7 +511,7 @@ million parameters and embeddings of {student.dimension} dimensions, and reads u
 
 {table(run.scores)}
 
-Made with {PROGRAM}: `{shlex.join(["python", *sys.argv])}`
+Made with {PROGRAM} {VERSION}: `{shlex.join(["python", *sys.argv])}`
 """
     write_text(run.folder / "README.md", card)
     print(table(run.scores))
@@ -933,6 +935,13 @@ def download_data(repository, file):
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, with one-line errors, the options that scripts share, and --demo."""
 
+    def __init__(self, docstring, **options):
+        """docstring: of the script; --help shows its first and its last paragraph, the examples."""
+        first, *_, examples = docstring.split("\n\n")
+        as_written = argparse.RawDescriptionHelpFormatter
+        options |= dict(description=first, epilog=examples, formatter_class=as_written)
+        super().__init__(**options)
+
     def error(self, message):
         if RANK > 0:  # process 0 prints it
             sys.exit(2)
@@ -1088,6 +1097,8 @@ def run_main(main):
     huggingface_hub.logging.set_verbosity_error()
     backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
+        if RANK >= WORLD_SIZE:
+            raise UserError(f"RANK {RANK} of {WORLD_SIZE}: start several processes with torchrun")
         if WORLD_SIZE > 1:
             with one_line_errors("several processes", "start them with torchrun"):
                 local_rank = int(os.environ["LOCAL_RANK"])
@@ -1100,6 +1111,8 @@ def run_main(main):
     except (UserError, OSError, MemoryError, UnicodeError, KeyboardInterrupt, OOM) as error:
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error has a line of its own
+        if RANK > 0:
+            time.sleep(3)  # torchrun ends this process if process 0 has printed the same error
         message = str(error) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted; --resume continues a run"
@@ -1126,10 +1139,10 @@ def write_text(path, text):
 
 def replace_file(path, write):
     """Call write(new path), then replace `path` atomically: a crash never leaves half a file."""
-    path = path.resolve()  # so that a link's target is replaced
     if path.exists() and not path.is_file():  # a device or a pipe, such as /dev/stdout
         write(path)
         return
+    path = path.resolve()  # so that a link's target is replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:

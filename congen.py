@@ -283,7 +283,7 @@ DEMO |= dict(epochs=1, batch_size=64, eval_steps=50)
 def parse_args():
     positive_int = number(int, 1)
     positive_float = number(float, 1e-9)
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     parser.add_model_options("princeton-nlp/unsup-simcse-roberta-large")
     parser.add_data_options("nli_for_simcse.csv")
     views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"

@@ -184,7 +184,7 @@ vectors = eval_sts.encode(embed, student, ["A man plays the guitar."])"""
 
 def parse_args():
     positive_float = number(float, 1e-9)
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     table_3 = "(default: %(default)s; paper Table 3)"
     add = parser.add_argument_group("model").add_argument
     student = "folder or Hub name (default: %(default)s; paper §4)"

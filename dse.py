@@ -480,7 +480,7 @@ def parse_args():
     positive_float = number(float, 1e-9)
     section = "(default: %(default)s; paper §4.1.1)"
     finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument_group("models and data").add_argument
     add("--task", choices=TASKS, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
     add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")

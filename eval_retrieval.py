@@ -228,7 +228,7 @@ def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
     add("--beir", required=True, help="BEIR folder, or data set on the Hub, as BeIR/msmarco")

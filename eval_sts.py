@@ -87,7 +87,7 @@ def read_data(args):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     is_default = "(default: %(default)s)"
     add("models", nargs="+", metavar="MODEL", help="folder or Hub name")

@@ -359,7 +359,7 @@ def parse_args():
     positive_int = number(int, 1)
     positive_float = number(float, 1e-9)
     two = number(int, 2)  # a contrastive loss needs two texts
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     parser.add_model_options("princeton-nlp/sup-simcse-roberta-large")
     parser.add_data_options(NLI)
     section = "(default: %(default)s; paper §4.3)"

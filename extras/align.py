@@ -62,7 +62,7 @@ def align(teacher, student, sentences):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("--teacher", required=True, help="folder or Hub name")
     add("--student", required=True, help="folder or Hub name")

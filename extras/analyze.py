@@ -259,7 +259,7 @@ FIGURES |= dict(neighbours=neighbours, curve=curve, data=data, speed=speed)
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("figure", choices=FIGURES)
     add("models", nargs="+", help="folder or Hub name; for curve and data, runs")

@@ -241,10 +241,10 @@ def distill(student, views, targets, layers, components, dev_pairs, run, args):
 
 
 def parse_args():
-    first = common.ArgumentParser(add_help=False)
+    first = common.ArgumentParser(__doc__, add_help=False)
     first.add_argument("--method", choices=PAPERS, default="pkd")
     paper = PAPERS[first.parse_known_args()[0].method]
-    parser = common.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.ArgumentParser(__doc__)
     parser.add_model_options(paper.teacher, "the paper's")
     parser.add_data_options(paper.train)
     add = parser.add_argument_group("method (default: the paper's)").add_argument

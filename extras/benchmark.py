@@ -141,7 +141,7 @@ def run_dse(args):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     parts = ("train", "encode", "dse", "gpu", "cpu")
     add("--only", choices=parts, help="one part (default: train, encode and dse)")

@@ -203,7 +203,7 @@ def score_model(name, encoder, embed, tasks, folds):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
     add("--senteval", default="senteval.tar", help="its folder or tar file (default: %(default)s)")

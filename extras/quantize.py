@@ -116,7 +116,7 @@ def measure(encoder, embed, files, pairs, rounds):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")

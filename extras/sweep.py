@@ -76,7 +76,7 @@ def rank(scores):
 
 def parse_args():
     """-> the sweep's own arguments, and the script's."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     parser.add_argument("script", help="ckd.py, or extras.baselines")
     parser.add_argument("grid", help='options and their values: "lr=1e-4,4e-4 seed=0,1,2"')
     parser.add_argument("--output", default="runs/sweep", help="(default: %(default)s)")

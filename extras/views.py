@@ -155,7 +155,7 @@ def make_views(args):
 
 
 def parse_args():
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("way", choices=("crop", "delete-one", "synonym", "mlm"))
     add("--train", default="nli_for_simcse.csv", help="as for congen.py (default: %(default)s)")

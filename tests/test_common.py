@@ -261,7 +261,7 @@ NUMBERS = [  # type, a good one, then bad ones
 
 @pytest.mark.parametrize("kind, texts", NUMBERS)
 def test_numbers_outside_their_range_are_refused(kind, texts):
-    parser = common.ArgumentParser()
+    parser = common.ArgumentParser("What it does.\n\n  an example")
     parser.add_argument("--number", type=kind)
     good, *bad = texts.split()
     assert parser.parse_args([f"--number={good}"]).number == float(good)

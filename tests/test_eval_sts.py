@@ -76,7 +76,6 @@ def test_json_is_written_through_a_link_and_a_pipe(call_main, models_folder, fil
     os.close(reader)
 
 
-@pytest.mark.xfail(strict=True, reason="common.replace_file resolves the link before it looks")
 def test_json_is_written_to_standard_output_in_a_pipe(call_main, models_folder, files):
     """As `--json /dev/stdout | cat`: a link of /proc to a pipe, which has no path of its own."""
     reader, writer = os.pipe()
