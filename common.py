@@ -44,8 +44,8 @@ OOM = torch.OutOfMemoryError
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
 BY_TORCHRUN = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK"))
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if BY_TORCHRUN else 1  # number of processes
-RANK = int(os.environ["RANK"]) if BY_TORCHRUN else 0  # of this one; process 0 writes and prints
-BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # of progress bars; seconds
+RANK = int(os.environ["RANK"]) if BY_TORCHRUN else 0  # of this process; 0 writes and prints
+BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # progress bars; seconds
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
@@ -212,8 +212,7 @@ def split_columns(line, positions, exact=True):
     """The fields at these positions of a tab-separated line. exact: it must have no others."""
     fields = line.split("\t")
     picked = [fields[i].strip() for i in positions if i < len(fields)]
-    complete = len(picked) == len(positions) and all(picked)
-    if not complete or (exact and len(fields) > len(positions)):
+    if len(picked) < len(positions) or not all(picked) or (exact and len(fields) > len(positions)):
         raise ValueError(f"{len(fields)} tab-separated columns, some missing, empty or too many")
     return picked
 
@@ -318,7 +317,7 @@ def read_sts_subset(folder, name):
 CHECKPOINT = "checkpoint/state.pt"
 START_ANEW = "it must be this run's checkpoint; --overwrite starts anew"
 LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
-DELETED = ("checkpoint/*", "README.md", "modules.json", "*.safetensors", "onnx/*.onnx")  # in order
+DELETED = ("checkpoint/*", "README.md", "modules.json", "*.safetensors", "onnx/*.onnx")
 MAY_CHANGE = ("resume", "overwrite", "device", "output")  # options of a resumed run
 
 
@@ -355,7 +354,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
         with open(self.log_file, "ab") as log:
-            log.truncate(min(log.tell(), self.saved.get("log_bytes", 0)))  # the rest comes again
+            log.truncate(min(log.tell(), self.saved.get("log_bytes", 0)))  # drop repeated steps
 
     def check_output(self, args):
         """Raises UserError if this run must not write to --output."""
@@ -410,7 +409,7 @@ class Run:
         self.restart_clock()  # exclude evaluation from the training speed
 
     def finish(self, best_step, step, scores):
-        """End a stage of so many steps. scores {row: {column: score}}: rows of the final table."""
+        """End a stage after `step` steps. scores {row: {column: score}}: for the final table."""
         self.bar.close()
         if best_step == 0 and step > 0:
             problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
@@ -722,7 +721,7 @@ def load_transformer(folder, dropout=None):
     if any(key.startswith("pooler.") for key in report["missing_keys"]):
         model.pooler = None  # transformers has made one up
     for value in [*model.parameters(), *model.buffers()]:
-        value.data = value.data.clone()  # no longer a part of the file, which Windows would keep
+        value.data = value.data.clone()  # no longer mapped from the file, which Windows would lock
     return model.float(), tokenizer
 
 
@@ -762,7 +761,7 @@ def keep_layers(model, layers):
     by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     kept = layers.split(",")
     if len(by_number.keys() & kept) < len(kept):  # one is unknown, or named twice
-        raise ValueError(f"layers {layers}: name different ones of {[*map(int, by_number)]}")
+        raise ValueError(f"layers {layers}: choose different ones from {[*range(depth)]}")
     del stack[:]
     stack.extend(by_number[number] for number in kept)
     for key, value in model.config.to_dict().items():
@@ -998,12 +997,12 @@ class ArgumentParser(argparse.ArgumentParser):
         is_default = "(default: %(default)s)"
         add("--output", default=output, help=f"output folder for the best student {is_default}")
         add("--max-steps", type=count, default=max_steps, help=f"0: no limit {is_default}")
-        text = f"tokens of a training text (default: {max_length or 'set by --objective'})"
+        text = f"longest training text, in tokens (default: {max_length or 'set by --objective'})"
         tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
         add("--max-length", type=tokens, default=max_length, help=text)
         text = f"steps between dev scores and checkpoints (default: {eval_steps or 'an epoch'})"
         add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
-        text = f"end {stage} after so many epochs without a better dev score; 0: never {is_default}"
+        text = f"end {stage} after N epochs without a better dev score; 0: never {is_default}"
         add("--patience", type=count, default=patience, help=text)
         add("--seed", type=count, default=0, help=is_default)
         add_flag("--shuffle", help="batches of random texts instead of texts of similar length")
@@ -1018,12 +1017,12 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def utf8(text):
-    """-> the text, for argparse, which refuses it if its bytes were no UTF-8."""
+    """A type for argparse: text whose bytes were UTF-8."""
     return text.encode().decode()
 
 
 def number(kind, low, high=10**9):
-    """-> a function for argparse: text -> an int or float from `low` to `high`, never NaN."""
+    """A type for argparse: text -> an int or float from `low` to `high`, never NaN."""
 
     def parse(text):
         with contextlib.suppress(ValueError):
