@@ -1155,7 +1155,9 @@ def replace_file(path, write):
 
 def refuse_overwriting(output, *inputs):
     """Raises UserError if the file `output` is a folder, one of the inputs, or in one of them."""
+    if Path(output).is_dir():  # as "" is
+        raise UserError(f"{output!r} is a folder; give the name of a file")
     output = Path(output).resolve()
     read = {Path(name).resolve() for name in inputs if name}
-    if output.is_dir() or (output.exists() and read & {output, *output.parents}):
-        raise UserError(f"{output}: is a folder or is a file of the input; choose another output")
+    if output.exists() and read & {output, *output.parents}:
+        raise UserError(f"{output}: is a file of the input; choose another output")

@@ -239,7 +239,8 @@ def train(cache, compiled=False, tiny=False, log_steps=LOG_STEPS, kill_at=None, 
     if compiled:
         ckd.load_student = load_compiled
     if torchrun:
-        common.join_processes()
+        both = "cpu:gloo,cuda:nccl"
+        torch.distributed.init_process_group(both if DEVICE == "cuda" else "gloo")
         common.WORLD_SIZE = Alone(1)
     run_main(ckd.main)
 

@@ -38,7 +38,6 @@ SMALL = {
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
 }
 PARTS = {  # part: with it, without it
-    "CKD: stage 2 on 3,256 triplets": ("CKD-NLI", "CKD-NLI"),
     "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
     "KD: dropout of 0.1": ("KD-dropout", "KD"),
 }
@@ -52,8 +51,13 @@ def read_lines():
     return {line["run"]: line for line in lines}
 
 
+def read_runs():
+    """{run: {row: {column: score}}}"""
+    return {run: line["scores"] for run, line in read_lines().items()}
+
+
 LINES = read_lines()
-RUNS = {run: line["scores"] for run, line in LINES.items()}  # {run: {row: {column: score}}}
+RUNS = read_runs()
 
 
 def seeds_of(name):
@@ -220,8 +224,6 @@ def parts():
     for part, (name, name_without) in PARTS.items():
         finals = [last_row(scores) for scores in seeds_of(name)]
         others = [last_row(scores) for scores in seeds_of(name_without)]
-        if name == name_without:  # the student before stage 2 is that of the row before
-            others = [list(scores.values())[-2] for scores in seeds_of(name)]
         cells = [
             cell([row[key] for row in side]) for key in COLUMNS[:2] for side in (finals, others)
         ]
@@ -260,6 +262,7 @@ TABLES = {
     "small": small,
     "int8": int8,
     "parts": parts,
+    "precision": lambda: as_table(RUNS["speed-cpu"], title=""),
     "training-speed": training_speed,
     "allocator": allocator,
     "speed": lambda: as_table(RUNS["speed-training"], title=""),

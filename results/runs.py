@@ -66,7 +66,7 @@ LABELS = "--alpha 0 --student $T --teacher"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5 --precision bf16"
 ONNX = "python -m extras.quantize --pairs $STSB_TEST"
-BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 3"
+BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
 STEPS = "--skip-test --max-steps 75 --eval-steps 1000"
 ALLOCATOR = "env MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
@@ -172,12 +172,6 @@ RUNS = [  # page, name, seeds, command
     ("precision", "speed-cpu", ONE, "python -m extras.benchmark --only cpu"),
     ("parts", "KD-dropout", THREE, f"{KD} {OWN} --dropout 0.1"),
     ("parts", "IBKD-no-HSIC", THREE, f"{IBKD} 0.2 --beta1 0 {OWN}"),
-    (
-        "parts",
-        "CKD-NLI",
-        THREE,
-        f"{CKD} 0.2 {OWN} --eval-steps 26 --stage both --triplets $DATA/nli_triplets.csv",
-    ),
     (
         "transfer",
         "transfer",

@@ -2,7 +2,8 @@
 
   python results/teaching.py       three seeds of each: 12 minutes of one core
 
-A run adds its line to data/teaching.jsonl; one that has a line is not run again.
+It needs runs/lesson.txt, which the page's first command writes. A run adds its line to
+data/teaching.jsonl; one that has a line is not run again.
 """
 
 import json

@@ -23,7 +23,8 @@ import runs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("results/*.md"))
-PROGRAM = re.compile(r"(?:-m (extras\.\w+)|(\w+)\.py)(?: |$)")
+# results/make.py and results/teaching.py take no arguments.
+PROGRAM = re.compile(r"(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)(?: |$)")
 
 
 def commands():
@@ -160,7 +161,8 @@ def test_the_command_of_each_run_is_accepted(parse):
     every = list(runs.all_runs())
     assert len(every) > 60
     for _, _, _, command in every:
-        words = runs.expand(command, "data")[1:]
+        words = runs.expand(command, "data")
+        words = words[words.index(sys.executable) + 1 :]
         start = 2 if words[0] == "-m" else 1
         parse(importlib.import_module(words[start - 1].removesuffix(".py")), *words[start:])
 

@@ -65,7 +65,7 @@ def test_a_run_does_not_delete_what_it_reads(fails, models_folder, files, tmp_pa
     common.write_json(out / "args.json", dict(program=common.PROGRAM))
     words = small_options(name, models_folder, files, out)
     line = fails(importlib.import_module(name), *words, "--student", out / "teacher", "--overwrite")
-    assert f"{out / 'teacher'}: would be overwritten" in line
+    assert f"contains {out / 'teacher'}, which would be overwritten" in line
     assert (out / "teacher" / "model.safetensors").exists()
 
 

@@ -64,9 +64,10 @@ def test_an_exercise_changes_the_loss_from_the_step_on_at_which_it_should(losses
 
 
 def test_results_are_those_of_the_data():
-    """The table, and each number above it with two or more decimals, except tau."""
+    """The table, and each number with two or more decimals in the exercises, except tau."""
     assert teaching.filled(PAGE) == PAGE
-    text, _, table = PAGE.partition("<!-- measured -->")
+    _, _, text = PAGE.partition("## The command")
+    text, _, table = text.partition("<!-- measured -->")
     table, _, _ = table.partition("<!-- end -->")
     quoted = set(re.findall(r"\d+\.\d\d+", text)) - {"0.05"}
     assert len(quoted) > 8
