@@ -483,6 +483,7 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
     names = [teacher if "teacher" in run.scores else "none", args.student or teacher]
     teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
     layers = student.model.config.num_hidden_layers
+    kept = f" ({args.student_layers} of that model, from 0)" if args.student_layers else ""
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     library = "sentence-transformers" if usage == USAGE else "transformers"
     usage = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
@@ -500,8 +501,8 @@ def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_co
 
 # {run.folder.name}
 
-{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers, {millions:.1f}
-million parameters and embeddings of {student.dimension} dimensions, and reads up to
+{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers{kept},
+{millions:.1f} million parameters and embeddings of {student.dimension} dimensions, and reads up to
 {student.max_length} tokens.
 
 ```python
