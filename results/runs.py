@@ -67,8 +67,6 @@ WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5 --precision bf16"
 ONNX = "python -m extras.quantize --pairs $STSB_TEST"
 BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
-STEPS = "--skip-test --max-steps 75 --eval-steps 1000"
-ALLOCATOR = "env MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000"
 SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
 STAGE_2 = (
@@ -166,9 +164,6 @@ RUNS = [  # page, name, seeds, command
     ("int8", "int8-three-layers", ONE, f"{ONNX} runs/speed-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{ONNX} runs/speed-two-layers"),
     ("int8", "int8-one-layer", ONE, f"{ONNX} runs/speed-one-layer"),
-    ("speed", "allocator-default", THREE, f"{KD} {OWN} {STEPS}"),
-    ("speed", "allocator-keeps", THREE, f"{ALLOCATOR} {KD} {OWN} {STEPS}"),
-    ("precision", "KD-bf16", THREE, f"{KD} {OWN} --precision bf16"),
     ("precision", "speed-cpu", ONE, "python -m extras.benchmark --only cpu"),
     ("parts", "KD-dropout", THREE, f"{KD} {OWN} --dropout 0.1"),
     ("parts", "IBKD-no-HSIC", THREE, f"{IBKD} 0.2 --beta1 0 {OWN}"),
@@ -201,7 +196,7 @@ FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 PARTS |= dict(STSB_TEST="runs/sts-b-test.tsv")
-TRAINS = re.compile(r"(env .*)?python ((?!eval_)\w+\.py|-m extras\.baselines)")
+TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")
 
 
 def all_runs():
