@@ -1,17 +1,17 @@
-"""Code shared by all scripts: data, encoding, Spearman scores, and the output folder of a run.
+"""Code shared by all scripts; nothing here belongs to a method.
 
-Nothing here belongs to a method. To audit a score, read from "Tokens" to "Several processes"; the
-rest loads and saves models, finds names on the Hugging Face Hub, and parses shared options. Invalid
-input raises UserError, whose message is one line: what is wrong, where, and what to do.
+To audit a score, read from "Tokens" to "Text files". The rest loads and saves models, keeps the
+output folder of a run, and parses shared options. Invalid input raises UserError, whose message is
+one line: what is wrong, where, and what to do.
 """
 
 import argparse
-import atexit
 import contextlib
 import csv
 import gzip
 import hashlib
 import importlib.util
+import inspect
 import itertools
 import json
 import math
@@ -20,7 +20,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -36,26 +35,22 @@ from scipy.stats import spearmanr
 from torch import nn
 from tqdm import tqdm
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-VERSION = "1.0"
-PROGRAM = "sentence-distillation"  # args.json names it if a run of this project wrote the folder
 HERE = Path(__file__).resolve().parent
-OOM = torch.OutOfMemoryError
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PROGRAM)
-BY_TORCHRUN = all(os.environ.get(name, "").isdecimal() for name in ("WORLD_SIZE", "RANK"))
-WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if BY_TORCHRUN else 1  # number of processes
-RANK = int(os.environ["RANK"]) if BY_TORCHRUN else 0  # of this process; 0 writes and prints
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # number of processes; torchrun sets these
+RANK = int(os.environ.get("RANK", 0))  # of this process; 0 writes and prints
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if WORLD_SIZE > 1 else 0  # on its host
 BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # progress bars; seconds
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 65536}  # padding included, when encoding
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # padding included, when encoding
 
 
 class Tokens:
-    """n texts, or pairs of texts, tokenized once, in one flat array of token ids.
+    """n texts, or pairs of texts, tokenized once: row i is ids[starts[i] : starts[i + 1]].
 
-    Row i is ids[starts[i] : starts[i + 1]], cut at `max_length` and the encoder's own maximum.
+    A row is cut at `max_length` tokens, and at the encoder's own maximum.
     """
 
     def __init__(self, encoder, texts, max_length=None):
@@ -81,29 +76,43 @@ class Tokens:
         return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
-def batches(lengths, batch_size, seed, shuffle=False, full=False, skip=0):
-    """Yield the row numbers [N] of each batch, epoch after epoch, without end.
+def to_device(array, device):
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":  # it computes on while it copies from pinned memory
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
 
-    An epoch's order depends on (seed, epoch) alone: rows are shuffled; unless `shuffle`, they are
-    then sorted by length, for less padding, within windows of 100 batches, which are shuffled too.
-    lengths [n]: in tokens. full: leave out an epoch's last batch if it is smaller. skip: leave out
-    the first batches, on which a resumed run has been trained.
+
+def batches(lengths, batch_size, seed, group_by_length, done, total, drop_last=False):
+    """Yield (step, row numbers [N]) for the steps done + 1 to total, epoch after epoch.
+
+    An epoch's random order depends on (seed, epoch) alone. lengths [n]: in tokens. group_by_length:
+    see grouped(). drop_last: leave out an epoch's last batch if it is smaller than the others.
     """
-    window = 100 * batch_size
+    step = 0
     for epoch in itertools.count():
         random = np.random.default_rng([seed, epoch])
         order = random.permutation(len(lengths))
-        for rows in np.split(order, range(window, len(order), window)):
-            if not shuffle:
-                rows = rows[np.argsort(lengths[rows], kind="stable")]
-            cut = np.split(rows, range(batch_size, len(rows), batch_size))
-            for i in random.permutation(len(cut)):
-                if full and len(cut[i]) < batch_size:
-                    continue
-                if skip > 0:
-                    skip -= 1
-                    continue
-                yield cut[i]
+        cut = np.split(order, range(batch_size, len(order), batch_size))
+        if group_by_length:
+            cut = grouped(order, lengths, batch_size, random)
+        for rows in cut:
+            if step == total:
+                return
+            if drop_last and len(rows) < batch_size:
+                continue
+            step += 1
+            if step > done:
+                yield step, rows
+
+
+def grouped(order, lengths, batch_size, random):
+    """Within windows of 100 batches, sort rows by length, for less padding; shuffle the batches."""
+    window = 100 * batch_size
+    for rows in np.split(order, range(window, len(order), window)):
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+        cut = np.split(rows, range(batch_size, len(rows), batch_size))
+        yield from [cut[i] for i in random.permutation(len(cut))]
 
 
 def step_seed(seed, step):
@@ -112,41 +121,125 @@ def step_seed(seed, step):
 
 
 @torch.no_grad()
-def encode(embed, encoder, texts, max_length=None, precision="fp32"):
-    """n texts -> float32 array [n, D] in their order, without dropout.
+def encode(embed, encoder, texts, precision="fp32", rows=None):
+    """n texts, or their Tokens -> float32 array [n, D] in their order, without dropout.
 
-    embed(encoder, input_ids, attention_mask) -> [N, D]. Several processes share each batch. Raises
-    UserError for an embedding that is not finite, or is zero: a cosine with it is undefined.
+    embed(encoder, input_ids, attention_mask) -> [N, D]. rows: only these texts. Several processes
+    share a batch. Raises UserError if an embedding is not finite, or zero, where no cosine exists.
     """
-    tokens = Tokens(encoder, texts, max_length)
-    order = np.argsort(-tokens.lengths, kind="stable")  # longest first: little padding
+    tokens = texts if isinstance(texts, Tokens) else Tokens(encoder, texts)
+    rows = np.arange(len(tokens.lengths)) if rows is None else rows
+    order = np.argsort(-tokens.lengths[rows], kind="stable")  # longest first: little padding
     device = next(encoder.parameters()).device
     training = encoder.training
     encoder.eval()
     parts = []
-    rest = order
-    with tqdm(total=len(texts), unit=" texts", leave=False, delay=1, **BAR) as bar:
+    rest = rows[order]
+    with tqdm(total=len(rows), unit=" texts", leave=False, delay=1, **BAR) as bar:
         while len(rest) > 0:
             size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
-            rows, rest = np.split(rest, [size * WORLD_SIZE])
+            batch, rest = np.split(rest, [size * WORLD_SIZE])
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                local = embed(encoder, *tokens.batch(own_rows(rows), device)).float()
-            parts.append(gather(local, len(rows)).cpu().numpy())
-            bar.update(len(rows))
+                local = embed(encoder, *tokens.batch(own_rows(batch), device)).float()
+            parts.append(gather(local, len(batch)).cpu().numpy())
+            bar.update(len(batch))
     encoder.train(training)
     vectors = np.concatenate(parts)[np.argsort(order)]
-    bad = ~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
-    if bad.any():
-        problem = f"the embedding of {texts[bad.argmax()]!r:.60} is zero or not finite"
-        raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
+    for row, vector in zip(rows, vectors):
+        if not np.isfinite(vector).all() or not vector.any():
+            text = encoder.tokenizer.decode(tokens.ids[tokens.starts[row] : tokens.starts[row + 1]])
+            problem = f"the embedding of {text!r:.60} is zero or not finite"
+            raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
     return vectors
 
 
-def to_device(array, device):
-    tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":  # it computes on while it copies from pinned memory
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+CHUNK = 100_000  # texts encoded at a time
+
+
+def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
+    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
+
+    The name of the file in the cache is a hash of all that the numbers depend on: embed()'s source,
+    the teacher's weights and settings, the tokens, the precision, and `key` for anything else.
+    """
+    tokens = Tokens(teacher, texts, max_length)
+    settings = [inspect.getsource(embed), str(teacher), teacher.model.config.to_json_string()]
+    settings += [str(vars(teacher).get(name)) for name in ("pooling", "normalize")]
+    digest = hashlib.sha256(json.dumps([*settings, precision, key]).encode())
+    for value in teacher.state_dict().values():
+        digest.update(value.cpu().contiguous().numpy())
+    digest.update(tokens.ids)
+    digest.update(tokens.starts)
+    file = CACHE / f"teacher-{digest.hexdigest()[:32]}.npy"
+    exists = gather(torch.tensor([file.exists()]), WORLD_SIZE)  # for each process
+    if not exists.all():
+        chunks = np.split(np.arange(len(texts)), range(CHUNK, len(texts), CHUNK))
+        parts = (encode(embed, teacher, tokens, precision, rows) for rows in chunks)
+        if LOCAL_RANK == 0:
+            write_array(file, len(texts), parts)
+        else:
+            for _ in parts:  # all processes encode each part together
+                pass
+        wait()
+    return np.load(file, mmap_mode="r")
+
+
+def write_array(file, n, parts):
+    """Write arrays [., D], which are [n, D] together, as one .npy file."""
+    with replacing(file) as new:
+        first = next(parts)
+        array = np.lib.format.open_memmap(new, "w+", np.float32, (n, first.shape[1]))
+        start = 0
+        for part in itertools.chain([first], parts):
+            array[start : start + len(part)] = part
+            start += len(part)
+
+
+# ---- Several processes: these functions do nothing when there is only one ------------------------
+
+
+def own_rows(rows):
+    """This process's part [n] of a batch's rows [N]; the first rows repeat to make parts equal."""
+    n = math.ceil(len(rows) / WORLD_SIZE)
+    return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
+
+
+def gather(local, total):
+    """Tensors of the own_rows() of each process, [n, ...] -> of all processes, [total, ...].
+
+    Every process computes the same loss of the whole batch, so each scales its own gradient by
+    WORLD_SIZE; average_gradients() then restores the gradient of a single process.
+    """
+    if WORLD_SIZE == 1:
+        return local
+    parts = [local.new_empty(local.shape) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, local.detach().contiguous())
+    if local.requires_grad:
+        local.register_hook(lambda gradient: WORLD_SIZE * gradient)
+    parts[RANK] = local
+    return torch.cat(parts)[:total]
+
+
+@torch.no_grad()
+def average_gradients(parameters):
+    """Replace each gradient by its mean over the processes."""
+    if WORLD_SIZE == 1:
+        return
+    for value in parameters:
+        if value.grad is not None:
+            dist.all_reduce(value.grad)
+            value.grad /= WORLD_SIZE
+
+
+def wait():
+    """Return when all processes have called it."""
+    gather(torch.zeros(1), WORLD_SIZE)
+
+
+def note(text):
+    """Print a line on stderr, from process 0."""
+    if RANK == 0:
+        print(text, file=sys.stderr)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -181,9 +274,9 @@ def table(rows):
     lines = [["model", *names], ["---"] + ["---:"] * len(names)]
     for name, row in rows.items():
         lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in names])
-    first, *others = [max(map(len, cells)) for cells in zip(*lines)]
-    form = " | ".join([f"{{:<{first}}}", *[f"{{:>{width}}}" for width in others]])
-    return "\n".join(f"| {form.format(*cells)} |" for cells in lines)
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    padded = [[cell.ljust(width) for cell, width in zip(cells, widths)] for cells in lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
 # ---- Text files ----------------------------------------------------------------------------------
@@ -192,19 +285,19 @@ def table(rows):
 def read_rows(path, parse, form):
     """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
-    parse: raises ValueError for a malformed line, and returns None or "" to leave a line out. Lines
-    end in "\\n" or "\\r\\n". Raises UserError "path:line: reason; form", also for an empty file.
+    parse: raises ValueError for a malformed line, and returns None or "" to leave a line out.
+    Raises UserError "path:line: reason; form", also for an empty file.
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
+    is_empty = True
     with one_line_errors(path, form) as place, open_file(path, "rb") as file:
-        rows = 0
         for number, data in enumerate(file, 1):
             place.line = number
             row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
             if row not in (None, ""):
-                rows += 1
+                is_empty = False
                 yield row
-        if not rows:
+        if is_empty:
             raise UserError(f"{path}: there is nothing in it; {form}")
 
 
@@ -232,34 +325,23 @@ def read_sentences(name):
     if path.name.lower().endswith((".csv", ".csv.gz")):
         return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
     form = "a file of sentences is UTF-8 text with one sentence per line"
-    sentences = list(read_rows(path, str.strip, form))
-    # JSON, a web page, a table, binary data, line ends of old Macs, a Git LFS pointer
-    pattern = re.compile(r"^[{\[<]|[\t\0\r]|^(version|oid|size) \S+$")
-    head = sentences[:1000]
-    odd = [text for text in head if pattern.search(text)]
-    if 2 * len(odd) > len(head):
-        raise UserError(f"{path}: is not plain text, as in {odd[0]!r:.60}; {form}")
-    return sentences
+    return list(read_rows(path, str.strip, form))
 
 
 def read_triplets(name):
     """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
     path = resolve_data(name)
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
-    header = ["sent0", "sent1", "hard_neg"]
     rows = []
     with one_line_errors(path, form) as place:
         reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
         for fields in reader:
             place.line = reader.line_num
-            texts = [text.strip() for text in fields]
-            if not texts:  # a blank line
-                continue
-            if len(texts) != 3 or not all(texts) or not (rows or texts == header):
-                raise ValueError(f"{len(texts)} columns, an empty one, or another header")
-            rows.append(texts)
-        if len(rows) < 2:
-            raise ValueError("no rows after the header")
+            rows.append([text.strip() for text in fields])
+            if len(fields) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
+                raise ValueError(f"{len(fields)} columns, an empty one, or another header")
+    if len(rows) < 2:
+        raise UserError(f"{path}: no rows after the header; {form}")
     return rows[1:]
 
 
@@ -271,8 +353,7 @@ def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
 
     def parse(line):
         first, second, score = split_columns(line, positions, exact)
-        if not score.endswith("score"):
-            return first, second, gold_score(score)
+        return None if score.endswith("score") else (first, second, gold_score(score))
 
     form = "scored pairs are tab-separated: sentence, sentence, score from 0 to 5"
     return list(read_rows(path, parse, form))
@@ -312,342 +393,9 @@ def read_sts_subset(folder, name):
     return [(*text, score) for text, score in zip(texts, scores) if not math.isnan(score)]
 
 
-# ---- The folder of a run -------------------------------------------------------------------------
-
-CHECKPOINT = "checkpoint/state.pt"
-START_ANEW = "it must be this run's checkpoint; --overwrite starts anew"
-LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
-DELETED = ("checkpoint/*", "README.md", "modules.json", "*.safetensors", "onnx/*.onnx")
-MAY_CHANGE = ("resume", "overwrite", "device", "output")  # options of a resumed run
-
-
-class Run:
-    """The output folder of a run: args.json, metrics.jsonl and checkpoint/.
-
-    Scoring the student, choosing the best and saving it are the training loop's own. `scores`,
-    {row: {column: score}}, and `finished`, the names of stages, are part of the checkpoint.
-    """
-
-    def __init__(self, args, **data):
-        """data: everything that the run reads, models too, hashed so that --resume can compare it.
-
-        Raises UserError if --output has a run, without --resume or --overwrite, or anything else,
-        or a given model, and if the run to resume had other options or other data.
-        """
-        self.folder = Path(args.output)
-        self.log_file = self.folder / "metrics.jsonl"
-        self.settings = {key: value for key, value in vars(args).items() if key not in MAY_CHANGE}
-        self.settings |= {f"{name} (content)": fingerprint(data[name]) for name in data}
-        self.check_output(args)
-        self.saved = self.read_checkpoint() if args.resume else {}
-        self.scores = self.saved.get("scores", {})
-        self.finished = self.saved.get("finished", [])
-        self.begin = time.perf_counter()
-        if gather_objects(self.settings)[0] != self.settings:
-            raise UserError(f"process {RANK} has other options or data than process 0")
-        if RANK > 0:
-            return
-        if not self.saved:
-            for pattern in DELETED:
-                for path in list(self.folder.glob(pattern)):
-                    path.unlink()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "args.json", dict(program=PROGRAM, **self.settings))
-        with open(self.log_file, "ab") as log:
-            log.truncate(min(log.tell(), self.saved.get("log_bytes", 0)))  # drop repeated steps
-
-    def check_output(self, args):
-        """Raises UserError if this run must not write to --output."""
-        is_run = read_json(self.folder / "args.json").get("program") == PROGRAM
-        with one_line_errors(self.folder, "choose another --output"):
-            if is_run and not args.resume and not args.overwrite:
-                raise ValueError("already contains a run; give --resume or --overwrite")
-            used = self.folder.is_file() or any(self.folder.glob("[!.]*"))
-            if used and not is_run:  # hidden files are those of a killed run
-                raise ValueError("contains other files than a run's")
-            for source in filter(None, (vars(args).get("teacher"), args.student)):
-                path = Path(source).resolve()
-                if self.folder.resolve() in (path, *path.parents):
-                    raise ValueError(f"contains {source}, which would be overwritten")
-
-    def read_checkpoint(self):
-        """-> what save() wrote, or {} if there is nothing. Raises UserError; see __init__()."""
-        file = self.folder / CHECKPOINT
-        if not file.exists() and not (self.log_file.exists() and self.log_file.stat().st_size):
-            return {}
-        with one_line_errors(file, START_ANEW):
-            saved = torch.load(file, "cpu", weights_only=True)  # runs no code of the file
-            before = dict(saved["settings"])
-            for name, value in self.settings.items():
-                if before.get(name) != value:
-                    raise ValueError(f"has another {name}: {before.get(name)}, not {value}")
-        return saved
-
-    def resume(self, stage, total, modules, optimizer):
-        """Begin or continue a stage of `total` steps -> best dev score, its step, steps done.
-
-        For a new stage: -inf, 0, 0. modules: all that training changes; each has a state_dict().
-        """
-        best, best_step, step = -math.inf, 0, 0
-        if self.saved.get("stage") == stage:
-            with one_line_errors(self.folder / CHECKPOINT, START_ANEW):
-                states = self.saved["states"]
-                for part, state in zip([*modules, optimizer], states, strict=True):
-                    part.load_state_dict(state)
-                best, best_step, step = self.saved["progress"]
-        self.saved = {}
-        self.stage = stage
-        self.bar = tqdm(desc=stage, total=total, initial=step, unit="step", **BAR)
-        self.restart_clock()
-        return best, best_step, step
-
-    def checkpoint(self, best, best_step, step, modules, optimizer):
-        """Save what resume() takes and returns, and wait for process 0."""
-        states = [part.state_dict() for part in [*modules, optimizer]]
-        self.save(stage=self.stage, progress=(best, best_step, step), states=states)
-        self.bar.set_postfix_str(f"best dev {best:.2f}")
-        self.restart_clock()  # exclude evaluation from the training speed
-
-    def finish(self, best_step, step, scores):
-        """End a stage after `step` steps. scores {row: {column: score}}: for the final table."""
-        self.bar.close()
-        if best_step == 0 and step > 0:
-            problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
-            rate = {"finetune": "--finetune-lr", "teacher": "--teacher-lr"}.get(self.stage, "--lr")
-            note(f"{problem}; try another {rate}, or more data")
-        for name, row in scores.items():
-            self.scores[f"{name} (step {best_step} of {step})"] = row
-        self.finished.append(self.stage)
-        self.save()
-
-    def save(self, **state):
-        """Write the checkpoint, atomically, and wait until process 0 has done so."""
-        file = self.folder / CHECKPOINT
-        if RANK == 0:
-            state |= dict(settings=self.settings, scores=self.scores, finished=self.finished)
-            state["log_bytes"] = self.log_file.stat().st_size
-            with one_line_errors(file, "the checkpoint could not be written; free disk space"):
-                replace_file(file, partial(torch.save, state))
-        gather_objects()  # wait for process 0
-
-    def restart_clock(self):
-        self.rows, self.clock = 0, time.perf_counter()
-
-    def log(self, step, rows, **values):
-        """Every LOG_STEPS steps, append scalar tensors or numbers to metrics.jsonl.
-
-        rows: of the batch. A value of None is left out. Between these steps, nothing is fetched
-        from the device. Raises UserError for a value that is not finite.
-        """
-        self.rows += rows
-        self.bar.update()
-        if step % LOG_STEPS == 0:
-            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
-            self.write_line(step, **values, sentences_per_second=speed)
-            progress = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
-            self.bar.set_description(progress, refresh=False)
-            self.restart_clock()
-
-    def log_dev(self, step, score):
-        self.write_line(step, dev=score)
-
-    def write_line(self, step, **values):
-        line = dict(stage=self.stage, step=step)
-        for name, value in values.items():
-            if value is not None:
-                line[name] = value.item() if torch.is_tensor(value) else value
-                if not math.isfinite(line[name]):
-                    found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
-                    raise UserError(f"{self.folder}: {found}; the best student so far is kept")
-        if RANK == 0:
-            with open(self.log_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-
-
-USAGE = """from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{folder}")
-embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
-
-
-def write_card(run, args, student, uncut, text, usage=USAGE, metric="spearman_cosine"):
-    """Write README.md, the Hub's model card; print the scores, and on stderr what was saved.
-
-    student: the best one; uncut: the number of parameters before layers were cut; text: what
-    trained it; usage: its third line loads the folder; metric: of all scores, or None if the last
-    word of a column names it.
-    """
-    if RANK > 0:
-        return
-    teacher = vars(args).get("teacher")
-    names = [teacher if "teacher" in run.scores else "none", args.student or teacher]
-    teacher, base = [Path(name).name if Path(name).exists() else name for name in names]
-    layers = student.model.config.num_hidden_layers
-    kept = f" ({args.student_layers} of that model, from 0)" if args.student_layers else ""
-    millions = sum(value.numel() for value in student.parameters()) / 1e6
-    library = "sentence-transformers" if usage == USAGE else "transformers"
-    usage = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
-    metadata = huggingface_hub.ModelCardData(
-        model_name=run.folder.name,
-        base_model=base,
-        library_name=library,
-        pipeline_tag="sentence-similarity",
-        tags=["knowledge-distillation"],
-        eval_results=hub_scores(run, args, metric),
-    )
-    card = f"""---
-{metadata}
----
-
-# {run.folder.name}
-
-{text} Teacher: {teacher}. Student initialized from: {base}. It has {layers} layers{kept},
-{millions:.1f} million parameters and embeddings of {student.dimension} dimensions, and reads up to
-{student.max_length} tokens.
-
-```python
-{usage}
-```
-
-{table(run.scores)}
-
-Made with {PROGRAM} {VERSION}: `{shlex.join(["python", *sys.argv])}`
-"""
-    write_text(run.folder / "README.md", card)
-    print(table(run.scores))
-    size = f"{layers} layers, {millions:.1f}M parameters (before: {uncut / 1e6:.1f}M)"
-    megabytes = sum(file.stat().st_size for file in run.folder.rglob("*.safetensors")) / 1e6
-    minutes = (time.perf_counter() - run.begin) / 60
-    load = usage.splitlines()[2]
-    note(f"saved {run.folder}: {size}, {megabytes:.0f} MB, {minutes:.1f} min; {load}")
-
-
-def hub_scores(run, args, metric):
-    """The student's scores, from 0 to 1, in the form of the Hub's model-index; see write_card()."""
-    dev = Path(args.dev).name if vars(args).get("dev") else "STS-B dev"
-    results = []
-    for column, score in list(run.scores.values())[-1].items():
-        if metric or " " in column:  # without a metric in its name, it is a mean of columns
-            kind = metric or column.split()[-1].lower()
-            name = dev if column == "dev" else column
-            row = ("sentence-similarity", name.lower(), name, kind, score / 100)
-            results.append(huggingface_hub.EvalResult(*row))
-    return results
-
-
-# ---- Teacher embeddings --------------------------------------------------------------------------
-
-CHUNK = 100_000  # texts encoded at a time
-PROBES = 8  # texts that are encoded again to check a file of the cache
-TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}  # largest difference, relative to the largest number
-
-
-def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
-    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
-
-    The file's name is a hash of weights, settings, tokens, and `key`, which describes an output of
-    embed() other than embeddings. A file that cannot be read, or whose first rows are not what
-    embed() returns now, is computed again.
-    """
-    tokens = Tokens(teacher, texts, max_length)
-    name = fingerprint([teacher, key, precision, tokens.ids, tokens.starts])
-    path = CACHE / f"teacher-{name[:32]}.npy"
-    compute = partial(encode, embed, teacher, max_length=max_length, precision=precision)
-    probes = compute(texts[:PROBES])
-    shape = (len(texts), probes.shape[1])
-    if not all(gather_objects(is_current(path, shape, probes, TOLERANCE[precision]))):
-        parts = (compute(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK))
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each host writes
-            replace_file(path, lambda new: write_array(new, shape, parts))
-        else:
-            for _ in parts:  # each part is encoded by all processes together
-                pass
-        gather_objects()  # wait for the writing process
-    return np.load(path, mmap_mode="r")
-
-
-def is_current(path, shape, probes, tolerance):
-    """True if the file is an array of this shape, whose first rows are the probes."""
-    try:
-        array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return False
-    largest = tolerance * np.abs(probes).max()
-    return array.shape == shape and np.allclose(array[: len(probes)], probes, rtol=0, atol=largest)
-
-
-def write_array(path, shape, parts):
-    """Write arrays that together have this shape as one .npy file."""
-    with open(path, "wb") as file:
-        header = dict(descr="<f4", fortran_order=False, shape=shape)
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part)
-
-
-def fingerprint(content):
-    """A hash of an array, of a model's weights and settings, or of texts, numbers and lists."""
-    if isinstance(content, nn.Module):
-        names = ("pooling", "prompt", "normalize", "max_length", "order")
-        weights = [value.cpu().contiguous().numpy() for value in content.state_dict().values()]
-        content = [str(content), *[str(getattr(content, name, "")) for name in names], *weights]
-    if not isinstance(content, np.ndarray):
-        content = json.dumps(content, default=fingerprint).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-# ---- Several processes: these functions do nothing when there is only one ------------------------
-
-
-def own_rows(rows):
-    """This process's part [n] of a batch's rows [N]; the first rows repeat to make parts equal."""
-    n = math.ceil(len(rows) / WORLD_SIZE)
-    return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
-
-
-def gather(local, total):
-    """Tensors of the own_rows() of each process, [n, ...] -> of all processes, [total, ...].
-
-    Every process computes the same loss of the whole batch, so each scales its own gradient by
-    WORLD_SIZE; average_gradients() then restores the gradient of a single process.
-    """
-    if WORLD_SIZE == 1:
-        return local
-    parts = [local.new_empty(local.shape) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, local.detach().contiguous())
-    if local.requires_grad:
-        local.register_hook(lambda gradient: WORLD_SIZE * gradient)
-    parts[RANK] = local
-    return torch.cat(parts)[:total]
-
-
-@torch.no_grad()
-def average_gradients(parameters):
-    """Replace each gradient by its mean over the processes."""
-    if WORLD_SIZE == 1:
-        return
-    for value in parameters:
-        if value.grad is not None:
-            dist.all_reduce(value.grad)
-            value.grad /= WORLD_SIZE
-
-
-def gather_objects(value=None):
-    """-> [value of process 0, of process 1, ...]. Each process waits until all have called it."""
-    values = [value] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
-def note(text):
-    """Print a line on stderr, from process 0."""
-    if RANK == 0:
-        print(text, file=sys.stderr)
-
-
 # ---- Model folders -------------------------------------------------------------------------------
 
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
@@ -659,8 +407,8 @@ class Encoder(nn.Module):
     """A transformer `model`, its `tokenizer`, and how a script's embed() embeds a sentence.
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
-    then L2 normalization if `normalize`. `width`: dimension before the heads. `prompt`: put before
-    each text; `max_length`: in tokens.
+    then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
+    tokens. `prompt`: put before each text; `prompts`: {name: prompt}.
     """
 
     @property
@@ -680,76 +428,59 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
     encoder = Encoder()
     encoder.name = str(name)
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
-        entries = read_json(folder / "modules.json", list)
+        entries = read_json(folder / "modules.json", [])
         transformer = folder / entries[0]["path"] if entries else folder
         encoder.model, encoder.tokenizer = load_transformer(transformer, dropout)
         encoder.width = encoder.model.config.hidden_size
-        read_settings(encoder, folder, transformer)
+        encoder.max_length = longest_input(encoder, transformer)
+        encoder.stated = read_json(folder / "config_sentence_transformers.json", {})
+        encoder.prompts = encoder.stated.get("prompts", {})
+        default_prompt = encoder.stated.get("default_prompt_name")
+        encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
         stated = (pooling, [], False) if pooling else read_modules(folder, entries, default)
         encoder.pooling, heads, encoder.normalize = stated
         if encoder.pooling == "pooler":
-            dense = getattr(getattr(encoder.model, "pooler", None), "dense", None)
-            if dense:
-                heads = [nn.Sequential(dense, nn.Tanh())]
+            encoder.pooling = "cls"
+            if getattr(encoder.model, "pooler", None):
+                heads = [nn.Sequential(encoder.model.pooler.dense, nn.Tanh())]
                 encoder.model.pooler = None  # it is saved as a dense head alone
             elif pooling:
                 raise ValueError("it has no pooler")
-            encoder.pooling = "cls"
         encoder.heads = nn.Sequential(*heads)
-        check_forward(encoder)
-        encoder.uncut_parameters = sum(value.numel() for value in encoder.parameters())
         if layers:
             keep_layers(encoder.model, layers)
     return encoder.to(device)
 
 
 def load_transformer(folder, dropout=None):
-    """-> a model in float32, its tokenizer. Raises ValueError for what would be silently wrong."""
-    if (folder / "adapter_config.json").exists():
-        raise ValueError("it is an adapter; merge it into its base model, and give that")
-    options = dict(trust_remote_code=False)
+    """-> a model in float32, its tokenizer. Raises ValueError for weights that are missing."""
+    options = dict(trust_remote_code=False)  # transformers would else ask, and run it
     config = transformers.AutoConfig.from_pretrained(folder, **options)
-    if getattr(config, "auto_map", None):
-        note(f"{folder}: its own code is not run; it is read as a plain {config.model_type}")
+    config.use_cache = False  # of keys and values, for decoders that generate
     if dropout is not None:
-        numbers = {key for key, value in config.to_dict().items() if type(value) in (int, float)}
-        rates = [key for key in numbers if re.search("dropout|pdrop$", key)]
-        config.update(dict.fromkeys(rates, dropout))
+        for key, value in config.to_dict().items():
+            if re.search("dropout|pdrop$", key) and type(value) in (int, float):
+                setattr(config, key, dropout)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    options |= dict(config=config, output_loading_info=True)
+    options |= dict(config=config, dtype=torch.float32, output_loading_info=True)
     model, report = transformers.AutoModel.from_pretrained(folder, **options)
-    check_weights(folder, model, report)
-    if any(key.startswith("pooler.") for key in report["missing_keys"]):
-        model.pooler = None  # transformers has made one up
-    for value in [*model.parameters(), *model.buffers()]:
-        value.data = value.data.clone()  # no longer mapped from the file, which Windows would lock
-    return model.float(), tokenizer
+    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
+    if missing:
+        raise ValueError(f"its weights lack {min(missing)}")
+    if report["missing_keys"]:  # transformers has made up a pooler
+        model.pooler = None
+    return model, tokenizer
 
 
-def check_weights(folder, model, report):
-    """Raises ValueError for weights that transformers loads without an error, but wrongly."""
-    broken = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
-    broken |= {key for key in report["unexpected_keys"] if re.search(r"\blayers?\.\d", key)}
-    broken |= {key for key, value in model.state_dict().items() if not value.isfinite().all()}
-    for file in folder.glob("*.safetensors"):
-        types = {key: str(value.dtype) for key, value in load_file(file).items()}
-        broken |= {key for key in types if types[key].startswith(("torch.int8", "torch.float8"))}
-    if broken:
-        raise ValueError(f"{min(broken)} is missing, not in config.json, not finite, or quantized")
-
-
-def check_forward(encoder):
-    """Raises an error if model, heads and tokenizer (transformers may invent one) do not fit."""
-    tokenizer = encoder.tokenizer
-    rows = encoder.model.get_input_embeddings().num_embeddings
-    tokens = len(tokenizer) - sum(token >= rows for token in tokenizer.all_special_ids)
-    if not 0.9 * rows < tokens <= rows or (tokenizer.pad_token_id or 0) >= rows:
-        raise ValueError(f"its tokenizer has {tokens} tokens, its weights have {rows}")
-    ids = tokenizer("A man plays", return_tensors="pt").input_ids
-    if {*ids.flatten().tolist()} <= {*tokenizer.all_special_ids}:
-        raise ValueError("its tokenizer turns words into unknowns only")
-    with torch.no_grad():
-        encoder.heads(encoder.model(ids, torch.ones_like(ids)).last_hidden_state)
+def longest_input(encoder, transformer):
+    """The number of tokens that the folder states, at most those that have a position."""
+    stated = {}
+    for file in transformer.glob("sentence_*_config.json"):  # bert, in older folders also roberta
+        stated |= read_json(file, {})
+    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
+    # RoBERTa's positions begin after the number of its padding token.
+    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
+    return int(min(stated.get("max_seq_length") or encoder.tokenizer.model_max_length, positions))
 
 
 def keep_layers(model, layers):
@@ -769,30 +500,11 @@ def keep_layers(model, layers):
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[int(number)] for number in kept])
     model.config.num_hidden_layers = len(kept)
-    model.config.use_cache = False  # the cache of a decoder would use the layers' old numbers
     with torch.device("meta"):
         built = transformers.AutoModel.from_config(model.config)
     built.pooler = getattr(model, "pooler", None)
     if built.state_dict().keys() != model.state_dict().keys():  # ModernBERT's layer 0 has no norm
         raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first, as in 0,2")
-
-
-def read_settings(encoder, folder, transformer):
-    """Set `prompt` and `max_length` as two files state them; ValueError for other settings."""
-    stated = read_json(folder / "config_sentence_transformers.json")
-    name = stated.get("default_prompt_name")
-    encoder.prompt = "" + stated["prompts"][name] if name else ""
-    stated = read_json(transformer / "sentence_bert_config.json")
-    tokenize = encoder.tokenizer
-    if stated.get("do_lower_case") and tokenize("A B").input_ids != tokenize("a b").input_ids:
-        raise ValueError("it states do_lower_case, which its tokenizer does not do")
-    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa's positions begin after the number of its padding token.
-    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
-    limit = min(stated.get("max_seq_length") or tokenize.model_max_length, positions)
-    if limit < 3:
-        raise ValueError(f"its longest input has {limit} tokens")
-    encoder.max_length = int(limit)
 
 
 def read_modules(folder, entries, default):
@@ -802,18 +514,17 @@ def read_modules(folder, entries, default):
     kinds = [entry["type"].split(".")[-1] for entry in entries]
     if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
-    place = folder / entries[1]["path"]
-    config = read_json(place / "config.json")
+    config = read_json(folder / entries[1]["path"] / "config.json", {})
     has_prompt = config.pop("include_prompt", True)
     flags = [key.removeprefix("pooling_mode_") for key in config if config[key] is True]
     named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
     pooling = config.get("pooling_mode", named)
     if pooling not in POOLING_FLAGS.values() or not has_prompt:
-        raise ValueError(f"{place.name} states {pooling}, which is not supported; see --pooling")
+        raise ValueError(f"its pooling, {pooling}, is not supported; see --pooling")
     heads = []
     for entry in entries[2 : 2 + kinds.count("Dense")]:
         place = folder / entry["path"]
-        config = read_json(place / "config.json")
+        config = read_json(place / "config.json", {})
         linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
         if (place / "model.safetensors").exists():
             tensors = load_file(place / "model.safetensors")
@@ -848,8 +559,7 @@ def save_encoder(encoder, folder, pooling=()):
         encoder.model.save_pretrained(new)
         encoder.tokenizer.save_pretrained(new)
         write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
-        prompts = dict(prompts=dict(default=encoder.prompt), default_prompt_name="default")
-        write_json(new / "config_sentence_transformers.json", prompts if encoder.prompt else {})
+        write_json(new / "config_sentence_transformers.json", encoder.stated)
         entries = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
         for number, (kind, config, tensors, stated) in enumerate(modules, 1):
             path = f"{number}_{kind}"
@@ -858,10 +568,10 @@ def save_encoder(encoder, folder, pooling=()):
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
-        mode = (new / "config.json").stat().st_mode  # safetensors leaves others no right to read
         for file in [path for path in new.rglob("*") if path.is_file()]:
-            file.chmod(mode)
-            replace_file(folder / file.relative_to(new), file.rename)
+            target = folder / file.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(file, target)
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
 
@@ -897,129 +607,285 @@ def resolve_model(name):
 
 
 def resolve_data(name):
-    """A data file or folder -> local Path. Raises UserError.
+    """A local path, one of HUB_FILES, or OWNER/NAME, a data set on the Hub -> Path. UserError.
 
-    A local path wins; then the Hub, where it is one of HUB_FILES, OWNER/NAME:FILE, or OWNER/NAME if
-    that data set has a single file. A tar file is unpacked until the program ends.
+    A tar file is unpacked into the cache.
     """
     path = Path(name)
     if not path.exists():
-        place = f"{HUB_DATA}:{name}" if name in HUB_FILES else str(name)
-        repository, _, file = place.partition(":")
-        with one_line_errors(name, f"{NOT_LOCAL}/datasets/{repository} and give its path"):
-            path = Path(download_data(repository, file))
-    if path.suffix == ".tar" and path.is_file():
-        unpacked = tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-")
-        atexit.register(unpacked.cleanup)
-        with one_line_errors(path, "it must be a complete tar file; download it again"):
-            # The filter refuses absolute paths, "..", links to the outside and devices.
-            shutil.unpack_archive(path, unpacked.name, "tar", filter="data")
-        path = Path(unpacked.name)
-    return path
+        path = download(HUB_DATA, name) if name in HUB_FILES else download(name)
+    if path.suffix != ".tar":
+        return path
+    folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
+    if not folder.exists():
+        with one_line_errors(path, "it must be a complete tar file"), replacing(folder) as new:
+            shutil.unpack_archive(path, new, "tar", filter="data")  # nothing outside of `new`
+    return folder
 
 
-def download_data(repository, file):
-    """A file of a data set on the Hub, its only one if none is named -> local path."""
-    if not file:
-        names = huggingface_hub.list_repo_files(repository, repo_type="dataset")
-        names = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
-        if len(names) != 1:
-            raise ValueError(f"name one of its files, as {repository}:FILE")
-        file = names[0]
-    return huggingface_hub.hf_hub_download(repository, file, repo_type="dataset")
+def download(repository, file=None):
+    """A file of a data set on the Hub, by default its only one -> local Path. Raises UserError."""
+    with one_line_errors(repository, f"{NOT_LOCAL}/datasets/{repository} and give its path"):
+        if file is None:
+            names = huggingface_hub.list_repo_files(repository, repo_type="dataset")
+            names = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
+            if len(names) != 1:
+                raise ValueError(f"it has the files {', '.join(names)}, not a single one")
+            file = names[0]
+        return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
 
 
-# ---- The command line ----------------------------------------------------------------------------
+# ---- The folder of a run -------------------------------------------------------------------------
+
+LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
+CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+
+
+class Run:
+    """The output folder of a run: args.json, metrics.jsonl, checkpoint.pt and README.md.
+
+    The same command continues an interrupted run from its last checkpoint. Scoring the student,
+    choosing the best and saving it are the training loop's own.
+    """
+
+    def __init__(self, args, files, texts):
+        """files: with the code of the method; texts: lists of all that the run reads.
+
+        Raises UserError if --output has another run, or other files.
+        """
+        self.folder = Path(args.output)
+        self.device = args.device
+        settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+        del settings["--output"]
+        code, content = hashlib.sha256(), hashlib.sha256()
+        for file in (__file__, *files):
+            code.update(Path(file).read_bytes())
+        for row in itertools.chain.from_iterable(texts):
+            content.update(repr(row).encode())
+        settings |= {"the code": code.hexdigest(), "the texts": content.hexdigest()}
+        before = read_json(self.folder / "args.json", None)
+        if before is None and any(self.folder.glob("[!.]*")):  # hidden files: of a killed run
+            raise UserError(f"{self.folder}: has other files; choose another --output")
+        for name, value in settings.items():
+            if before and before.get(name) != value:
+                other = f"with {name} {before.get(name)}, not {value}"
+                other = other if name.startswith("--") else f"before {name} changed"
+                advice = "choose another --output, or delete the folder"
+                raise UserError(f"{self.folder}: has a run {other}; {advice}")
+        self.saved = dict(stage=None, scores={}, finished=[], log=[])
+        checkpoint = self.folder / "checkpoint.pt"
+        if checkpoint.exists():
+            with one_line_errors(checkpoint, "delete the folder to begin anew"):
+                self.saved = torch.load(checkpoint, "cpu", weights_only=True)  # runs no code
+        self.scores = self.saved["scores"]  # {row: {column: score}}
+        self.finished = self.saved["finished"]  # names of stages
+        self.lines = self.saved["log"]
+        wait()  # until all processes have read the folder
+        if RANK == 0:
+            write_json(self.folder / "args.json", settings)
+            with replacing(self.folder / "metrics.jsonl") as new:
+                new.write_text("".join(self.lines))  # without what came after the checkpoint
+
+    def is_complete(self):
+        """True, and the table of scores is printed, if nothing is left to do."""
+        complete = (self.folder / "README.md").exists()  # it is written last
+        if complete and RANK == 0:
+            print(table(self.scores))
+        return complete
+
+    def begin(self, stage, total, modules, progress):
+        """Begin or continue a stage of `total` steps -> its progress.
+
+        modules: all that training changes in place; each has a state_dict(). progress: numbers and
+        tensors, the step first, that a new stage begins with.
+        """
+        self.stage = stage
+        if self.saved["stage"] == stage:
+            for part, state in zip(modules, self.saved["states"], strict=True):
+                part.load_state_dict(state)
+            progress = self.saved["progress"]
+        self.bar = tqdm(desc=stage, total=total, initial=progress[0], unit="step", **BAR)
+        self.save(modules, progress)  # before the student of the last stage is replaced
+        self.restart_clock()
+        return [x.to(self.device) if torch.is_tensor(x) else x for x in progress]
+
+    def checkpoint(self, modules, progress):
+        """Save all that begin() restores, if the last checkpoint is CHECKPOINT_SECONDS old."""
+        if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS:
+            self.bar.set_description(f"{self.stage}: saving a checkpoint")
+            self.save(modules, progress)
+        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
+
+    def finish(self, best_step, step, scores):
+        """End a stage after `step` steps. scores {row: {column: score}}: for the final table."""
+        self.bar.close()
+        if best_step == 0:
+            problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
+            note(f"{problem}; try another learning rate, or more data")
+        for name, row in scores.items():
+            self.scores[f"{name} (step {best_step} of {step})"] = row
+        self.finished.append(self.stage)
+        self.stage = None
+        self.save((), ())
+
+    def save(self, modules, progress):
+        """Write the checkpoint."""
+        states = [part.state_dict() for part in modules]
+        self.saved = dict(stage=self.stage, states=states, progress=progress)
+        self.saved |= dict(scores=self.scores, finished=self.finished, log=self.lines)
+        file = self.folder / "checkpoint.pt"
+        if RANK == 0:
+            with one_line_errors(file, "free disk space"), replacing(file) as new:
+                torch.save(self.saved, new)
+        self.saved_at = time.perf_counter()
+
+    def restart_clock(self):
+        self.rows, self.clock = 0, time.perf_counter()
+
+    def log(self, step, rows, **values):
+        """Every LOG_STEPS steps, append scalar tensors or numbers to metrics.jsonl.
+
+        rows: of the batch. Between these steps, nothing is fetched from the device.
+        """
+        self.rows += rows
+        self.bar.update()
+        if step % LOG_STEPS == 0:
+            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
+            self.write_line(step, **values, sentences_per_second=speed)
+            text = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
+            self.bar.set_description(text, refresh=False)
+            self.restart_clock()
+
+    def log_dev(self, step, score):
+        self.write_line(step, dev=score)
+        self.bar.set_postfix_str(f"dev {score:.2f}")
+
+    def write_line(self, step, **values):
+        """Append a line to metrics.jsonl. Raises UserError for a value that is not finite."""
+        line = dict(stage=self.stage, step=step)
+        for name, value in values.items():
+            line[name] = value.item() if torch.is_tensor(value) else value
+            if not math.isfinite(line[name]):
+                found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
+                raise UserError(f"{self.folder}: {found}; the best student so far is kept")
+        self.lines.append(json.dumps(line) + "\n")
+        if RANK == 0:
+            with open(self.folder / "metrics.jsonl", "a") as file:
+                file.write(self.lines[-1])
+
+
+USAGE = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{folder}")
+embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
+CARD = """---
+base_model: {base}
+library_name: {library}
+pipeline_tag: sentence-similarity
+tags: [knowledge-distillation]
+---
+
+# {name}
+
+{text} It began as {base}, has {layers} layers and {millions:.1f} million parameters, reads up to
+{max_length} tokens, and returns embeddings of {dimension} dimensions.
+
+```python
+{usage}
+```
+
+{table}
+
+Command: `{command}`
+"""
+
+
+def write_card(run, args, student, text, usage=USAGE):
+    """Write README.md, the model card of the best student, and print the table of scores.
+
+    text: what trained it; usage: Python that loads it.
+    """
+    base = args.student or args.teacher
+    values = dict(name=run.folder.name, text=text, table=table(run.scores))
+    values["base"] = Path(base).name if Path(base).exists() else base
+    values["library"] = "sentence-transformers" if usage == USAGE else "transformers"
+    values["layers"] = student.model.config.num_hidden_layers
+    values["millions"] = sum(value.numel() for value in student.parameters()) / 1e6
+    values["max_length"] = student.max_length
+    values["dimension"] = student.dimension
+    values["usage"] = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
+    values["command"] = shlex.join(["python", *sys.argv])
+    if RANK == 0:
+        with replacing(run.folder / "README.md") as new:
+            new.write_text(CARD.format(**values), "utf-8")
+        print(table(run.scores))
+    note(f"saved {run.folder}")
+
+
+# ---- Options -------------------------------------------------------------------------------------
+
+DEMO_FOLDER = f"{HERE}/demo"
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, with one-line errors, the options that scripts share, and --demo."""
+    """argparse's, with errors of one line; --help shows the script's docstring as it is."""
 
-    def __init__(self, docstring, **options):
-        """docstring: of the script; --help shows its first and its last paragraph, the examples."""
-        first, *_, examples = docstring.split("\n\n")
+    def __init__(self, docstring):
         as_written = argparse.RawDescriptionHelpFormatter
-        options |= dict(description=first, epilog=examples, formatter_class=as_written)
-        super().__init__(**options)
+        super().__init__(description=docstring, formatter_class=as_written, allow_abbrev=False)
 
     def error(self, message):
-        if RANK > 0:  # process 0 prints it
-            sys.exit(2)
         raise UserError(f"{message} (--help lists the options)")
 
-    def parse(self, demo):
-        """-> the arguments. demo: defaults of --demo; demo/FILE is a file of this project."""
-        args, _ = self.parse_known_args()
-        if args.demo:
-            files = [name for name in demo if str(demo[name]).startswith("demo/")]
-            demo = demo | {name: f"{HERE}/{demo[name]}" for name in files}
-            self.set_defaults(**demo, output=f"{self.get_default('output')}-demo")
-        args = self.parse_args()
-        if args.device == "cuda" and not torch.cuda.is_available():
-            self.error("--device cuda: torch finds no GPU")
-        if args.precision is None:
-            bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            args.precision = "bf16" if bf16 else "fp32"
-        return args
 
-    def add_model_options(self, teacher, pooling="mean"):
-        add = self.add_argument_group("models").add_argument
-        add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
-        add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-        add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-        text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
-        add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
-        add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-        add("--prompt", type=utf8, help="text before the student's texts (default: its folder's)")
-        rate = number(float, 0, 0.99)
-        add("--dropout", type=rate, help="of the student (default: its folder's; 0 if it is cut)")
-
-    def add_data_options(self, train):
-        add = self.add_argument_group("data").add_argument
-        add("--train", default=train, help="sentences or a .csv of triplets (default: %(default)s)")
-        add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-        add("--senteval", help="folder or tar file (default without --dev: from the Hub)")
-        add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
-
-    def leave_out(self, args, names, reason):
-        """Set options that this run does not use to None. Raises UserError if one was given."""
-        for name in names:
-            if getattr(args, name) != self.get_default(name):
-                raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
-            setattr(args, name, None)
-
-    def add_run_options(
-        self, output, max_length, eval_steps, patience=0, max_steps=0, stage="a stage", fp16=False
-    ):
-        """Options of every run; the arguments are defaults, `stage` is what --patience ends."""
-        add = self.add_argument_group("run").add_argument
-        add_flag = partial(add, action="store_true")
-        count = number(int, 0)
-        is_default = "(default: %(default)s)"
-        add("--output", default=output, help=f"output folder for the best student {is_default}")
-        add("--max-steps", type=count, default=max_steps, help=f"0: no limit {is_default}")
-        text = f"longest training text, in tokens (default: {max_length or 'set by --objective'})"
-        tokens = number(int, 3, 10**6)  # [CLS], one of the text, [SEP]
-        add("--max-length", type=tokens, default=max_length, help=text)
-        text = f"steps between dev scores and checkpoints (default: {eval_steps or 'an epoch'})"
-        add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
-        text = f"end {stage} after N epochs without a better dev score; 0: never {is_default}"
-        add("--patience", type=count, default=patience, help=text)
-        add("--seed", type=count, default=0, help=is_default)
-        add_flag("--shuffle", help="batches of random texts instead of texts of similar length")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        text = "cpu or cuda (default: cuda if torch finds a GPU, here %(default)s)"
-        add("--device", choices=("cuda", "cpu"), default=device, help=text)
-        precisions = ("fp32", "bf16", "fp16") if fp16 else ("fp32", "bf16")
-        add("--precision", choices=precisions, help="(default: bf16 if a GPU has it, else fp32)")
-        add_flag("--resume", help="continue the run in --output, or begin it")
-        add_flag("--overwrite", help="delete the run in --output and begin again")
-        add_flag("--demo", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
+def add_model_options(parser, teacher, pooling="mean"):
+    add = parser.add_argument_group("models").add_argument
+    add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
+    add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    rate = number(float, 0, 0.99)
+    add("--dropout", type=rate, help="of the student (default: its folder's; 0 if it is cut)")
 
 
-def utf8(text):
-    """A type for argparse: text whose bytes were UTF-8."""
-    return text.encode().decode()
+def add_data_options(parser, train):
+    add = parser.add_argument_group("data").add_argument
+    add("--train", default=train, help="sentences or a .csv of triplets (default: %(default)s)")
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+    add("--senteval", help="folder or tar file (default without --dev: from the Hub)")
+    add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
+
+
+def add_run_options(parser, output, max_length, eval_steps, max_steps=0, precisions=()):
+    """Options of every run; the arguments are defaults, and further choices of --precision."""
+    add = parser.add_argument_group("run").add_argument
+    is_default = "(default: %(default)s)"
+    add("--output", default=output, help=f"folder for student, log and checkpoint {is_default}")
+    text = f"training steps {is_default}" if max_steps else "at most this many per stage; 0: all"
+    add("--max-steps", type=number(int, min(1, max_steps)), default=max_steps, help=text)
+    text = f"longest training text, in tokens (default: {max_length or 'set by --objective'})"
+    add("--max-length", type=number(int, 3), default=max_length, help=text)  # [CLS], text, [SEP]
+    text = f"steps between dev scores (default: {eval_steps or 'an epoch'})"
+    add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
+    add("--seed", type=number(int, 0), default=0, help=is_default)
+    text = "batches of texts of similar length: less padding (default: random order)"
+    add("--group-by-length", action="store_true", help=text)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cuda", "cpu"), default=device, help=f"here {is_default}")
+    has_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision = "bf16" if has_bf16 else "fp32"
+    text = "(default: bf16 if a GPU has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16", *precisions), default=precision, help=text)
+    add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
+
+
+def parse(parser, demo):
+    """-> the arguments, whose defaults are those of `demo` if --demo is given."""
+    if "--demo" in sys.argv:
+        parser.set_defaults(**demo, output=f"{parser.get_default('output')}-demo")
+    return parser.parse_args()
 
 
 def number(kind, low, high=10**9):
@@ -1027,9 +893,8 @@ def number(kind, low, high=10**9):
 
     def parse(text):
         with contextlib.suppress(ValueError):
-            value = kind(text)
-            if low <= value <= high:
-                return value
+            if low <= kind(text) <= high:
+                return kind(text)
         found = f"{text!r} is not a number ({kind.__name__}) from {low:g} to {high:g}"
         raise argparse.ArgumentTypeError(found)
 
@@ -1040,20 +905,19 @@ gold_score = number(float, 0, 5)  # of a file of scored pairs
 
 
 def load_student(args, default="mean"):
-    """The encoder that the options describe; sets the default of --dropout. Raises UserError."""
+    """The encoder that the options describe. Raises UserError."""
     if not args.student and not args.student_layers:
         raise UserError("give --student, or --student-layers to cut it from the teacher")
-    if args.student_layers and args.dropout is None:
-        args.dropout = 0.0
+    dropout = args.dropout
+    if args.student_layers and dropout is None:
+        dropout = 0.0
     name = args.student or args.teacher
     pooling = args.pooling
     if not args.student:  # it is pooled like the teacher, from which it is cut
         pooling, default = pooling or args.teacher_pooling, "mean"
-    encoder = load_encoder(name, pooling, args.student_layers, default, args.dropout, args.device)
-    encoder.name = f"the student of {args.output}"
-    if args.prompt is not None:
-        encoder.prompt = args.prompt
-    return encoder
+    student = load_encoder(name, pooling, args.student_layers, default, dropout, args.device)
+    student.name = f"the student of {args.output}"
+    return student
 
 
 def evaluation_sets(args):
@@ -1067,7 +931,7 @@ def evaluation_sets(args):
     return sets
 
 
-# ---- Errors and file writing ---------------------------------------------------------------------
+# ---- Errors and files ----------------------------------------------------------------------------
 
 
 class UserError(Exception):
@@ -1080,7 +944,7 @@ def one_line_errors(place, advice):
     position = SimpleNamespace(line=None)
     try:
         yield position
-    except (UserError, MemoryError, OOM):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
         where = f"{place}:{position.line}" if position.line else place
@@ -1090,75 +954,44 @@ def one_line_errors(place, advice):
 
 def run_main(main):
     """Call main(). This is the only place that prints errors: one line, and exit status 2."""
-    if sys.stdout:  # it may be closed
-        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without some characters
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    huggingface_hub.logging.set_verbosity_error()
-    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        if RANK >= WORLD_SIZE:
-            raise UserError(f"RANK {RANK} of {WORLD_SIZE}: start several processes with torchrun")
         if WORLD_SIZE > 1:
-            with one_line_errors("several processes", "start them with torchrun"):
-                local_rank = int(os.environ["LOCAL_RANK"])
-                if local_rank < torch.cuda.device_count():
-                    torch.cuda.set_device(local_rank)  # "cuda" then means this process's own GPU
-                dist.init_process_group(backends)
+            if torch.cuda.is_available():
+                torch.cuda.set_device(LOCAL_RANK)  # "cuda" then means this process's own GPU
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         main()
         if WORLD_SIZE > 1:
             dist.destroy_process_group()  # its threads would else be running at exit
-    except (UserError, OSError, MemoryError, UnicodeError, KeyboardInterrupt, OOM) as error:
-        for bar in list(getattr(tqdm, "_instances", ())):
-            bar.close()  # so that the error has a line of its own
-        if RANK > 0:
-            time.sleep(3)  # torchrun ends this process if process 0 has printed the same error
-        message = str(error) or type(error).__name__
+    except (UserError, OSError, MemoryError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
+        message = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
-            message = "interrupted; --resume continues a run"
-        print("error:", " ".join(message.split()), file=sys.stderr)
+            message = "interrupted; the same command continues a run"
+        print(f"\nerror: {message}", file=sys.stderr)  # on a line after the progress bar's
         sys.exit(2)
 
 
-def read_json(path, kind=dict):
-    """The content of a JSON file, or an empty one if there is none. Raises UserError."""
+def read_json(path, default):
+    """The content of a JSON file, or `default` if there is none. Raises UserError."""
     if not path.exists():
-        return kind()
+        return default
     with one_line_errors(path, "it must be JSON, as sentence-transformers or a run writes it"):
-        return kind(json.loads(path.read_text("utf-8")))
+        return json.loads(path.read_text("utf-8"))
 
 
 def write_json(path, content):
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    with replacing(Path(path)) as new:
+        new.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def write_text(path, text):
-    """Write UTF-8; bytes of a name that were not valid UTF-8 become escape sequences."""
-    replace_file(path, lambda new: new.write_text(text, "utf-8", "backslashreplace"))
-
-
-def replace_file(path, write):
-    """Call write(new path), then replace `path` atomically: a crash never leaves half a file."""
-    if path.exists() and not path.is_file():  # a device or a pipe, such as /dev/stdout
-        write(path)
-        return
-    path = path.resolve()  # so that a link's target is replaced
+@contextlib.contextmanager
+def replacing(path):
+    """Give the block another name to write to, and rename that to `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:
-        write(new)
-        with open(new, "rb+") as file:
-            os.fsync(file)
+        yield new
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
-
-
-def refuse_overwriting(output, *inputs):
-    """Raises UserError if the file `output` is a folder, one of the inputs, or in one of them."""
-    if Path(output).is_dir():  # as "" is
-        raise UserError(f"{output!r} is a folder; give the name of a file")
-    output = Path(output).resolve()
-    read = {Path(name).resolve() for name in inputs if name}
-    if output.exists() and read & {output, *output.parents}:
-        raise UserError(f"{output}: is a file of the input; choose another output")

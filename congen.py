@@ -21,14 +21,12 @@ Departures that change results (docs/congen.md has all of them, next to the auth
   - The default teacher is pooled at [CLS], as it was trained; the authors' command takes a mean.
   - The sentences that fill the queue at the start are also trained on.
   - A student cut to --student-layers trains without dropout.
-  - A batch has sentences of similar length (--shuffle: random ones).
 
   python congen.py --student bert-base-uncased         the paper's setting, with word deletion
   python congen.py --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -114,52 +112,26 @@ def add_head(encoder, dimension, start="random"):
     encoder.heads.append(nn.Sequential(linear, nn.Tanh()))
 
 
-class InstanceQueue(nn.Module):
-    """K teacher embeddings [K, D], first in, first out (section 3.2): a ring buffer.
+def enqueue(queue, embeddings, size):
+    """Section 3.2: the newest `size` rows of queue [K, D] and embeddings [N, D].
 
-    It is never cleared: eq. 1 compares with any sentences, and K stays the same.
+    Call it before the loss, in which a sentence then meets its own embedding, too.
     """
-
-    def __init__(self, embeddings):
-        super().__init__()
-        self.register_buffer("ring", embeddings.detach().clone())
-        self.enqueued = 0  # since the start
-
-    def enqueue(self, embeddings):
-        """Overwrite the N oldest entries with embeddings [N, D], detached, in the queue's dtype."""
-        size = len(self.ring)
-        newest = embeddings.detach()[max(0, len(embeddings) - size) :]
-        slots = self.enqueued + torch.arange(len(newest), device=newest.device)
-        self.ring[slots % size] = newest.to(self.ring.dtype)
-        self.enqueued += len(newest)
-
-    def embeddings(self):
-        """[K, D]. The ring itself: enqueue() changes it, so call it before the loss."""
-        return self.ring
-
-    def get_extra_state(self):  # goes into the checkpoint with the ring
-        return self.enqueued
-
-    def set_extra_state(self, enqueued):
-        self.enqueued = enqueued
+    return torch.cat([embeddings.detach(), queue])[:size]  # the newest come first
 
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 import numpy as np
 
-from common import ArgumentParser, UserError, note, number, run_main
+from common import DEMO_FOLDER, MINILM, ArgumentParser, number, parse, run_main
+from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_sentences, read_text_pairs
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
 from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
 from common import write_card
 
 DELETION_RATE = 0.1  # Table 6
-
-
-def dev_score(student, dev_pairs):
-    """100 x Spearman's correlation on the dev set, which chooses the best student."""
-    return spearman(embed, student, {"dev": dev_pairs})["dev"]
 
 
 def warmup_linear(step, total):
@@ -174,190 +146,142 @@ def delete_words(sentence, random):
     return " ".join(words) or sentence
 
 
-class Views(NamedTuple):
-    """Two views of n sentences."""
-
-    first: list  # of str
-    second: list | None  # None: words of the first are deleted
-
-    def second_of(self, rows, seed):
-        """Row numbers [N] -> list of N str. What is deleted depends on rows and seed alone."""
-        if self.second is not None:
-            return [self.second[row] for row in rows]
-        random = np.random.default_rng(seed)
-        return [delete_words(self.first[row], random) for row in rows]
-
-
-def distill(student, views, targets, dev_pairs, run, args):
+def distill(student, first, second, targets, dev_set, run, args):
     """Section 3 -> the best step and the last.
 
-    targets [n, D]: z_ref of n first views. The teacher is not in this loop: it is frozen, and
-    main() has computed its embeddings once.
+    first: n sentences; second: their other views, or None, and words of the first are deleted;
+    targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and main()
+    has computed its embeddings once.
     """
     torch.manual_seed(args.seed)  # the head starts at random
     add_head(student, targets.shape[1], args.head)
     student.to(args.device).train()
-    tokens = Tokens(student, views.first, args.max_length)
+    tokens = Tokens(student, first, args.max_length)
     epoch_steps = math.ceil(len(targets) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
-    queue = InstanceQueue(to_device(targets[start], args.device))  # random sentences (section 4.1)
-    tau_teacher = args.teacher_temperature
-    tau_student = args.student_temperature
-    modules = [student, queue]
+    queue = to_device(targets[start], args.device)  # K random sentences (section 4.1), [K, D]
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-    best, best_step, step = run.resume("distill", total, modules, optimizer)  # or -inf, 0, 0
-    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
-        if step % args.eval_steps == 0 or step == total:  # also before the first step
-            dev = dev_score(student, dev_pairs)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(student, args.output)
-            run.checkpoint(best, best_step, step, modules, optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
+
+    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    state = [student, optimizer]
+    step, best, best_step, queue = run.begin("distill", total, state, (0, -math.inf, 0, queue))
+    if step == 0:  # the student before training is the first candidate
+        best = spearman(embed, student, dev_set)["dev"]
+        save_encoder(student, args.output)
+        run.log_dev(0, best)
+
+    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:  # row numbers [N]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
         lr = args.lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
+
         reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
-        queue.enqueue(reference)  # before the loss, section 3.2
+        queue = enqueue(queue, reference, len(queue))  # before the loss, section 3.2
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = embed(student, *tokens.batch(own_rows(rows), args.device))  # of this process
         control = gather(local, len(rows))  # z_con of all processes [N, D]
         generalize = control  # has no weight if alpha is 1
         if args.alpha < 1:
-            second = Tokens(student, views.second_of(rows, [args.seed, step]), args.max_length)
-            positions = own_rows(np.arange(len(rows)))  # in the batch
+            texts = second_views(first, second, rows, [args.seed, step])  # N of them
+            views = Tokens(student, texts, args.max_length)
+            local_rows = own_rows(np.arange(len(rows)))
             with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-                local = embed(student, *second.batch(positions, args.device))
+                local = embed(student, *views.batch(local_rows, args.device))
             generalize = gather(local, len(rows))  # z_gen of all processes [N, D]
-        loss = congen_loss(
-            control, generalize, reference, queue.embeddings(), tau_teacher, tau_student, args.alpha
-        )
+        taus = (args.teacher_temperature, args.student_temperature)
+        loss = congen_loss(control, generalize, reference, queue, *taus, args.alpha)
+
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=lr)
+
+        # Once in a while, and at the end: score the student, and keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = spearman(embed, student, dev_set)["dev"]
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output)
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step, queue))
+            if step - best_step >= patience_steps:
+                break
     return best_step, step
+
+
+def second_views(first, second, rows, seed):
+    """The second views of the rows: given ones, or the first with words deleted by this seed."""
+    if second is not None:
+        return [second[row] for row in rows]
+    random = np.random.default_rng(seed)
+    return [delete_words(first[row], random) for row in rows]
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
-    """A row of Table 7."""
-
-    teacher_temperature: float  # tau^T
-    student_temperature: float  # tau^S
-    queue_size: int  # K
-    lr: float
-    millions: int  # of parameters, Tables 1 and 3
-
-
-TABLE_7 = {
-    "BERT-Tiny": Setting(0.05, 0.05, 16384, 5e-4, 4),
-    "BERT-Mini": Setting(0.05, 0.07, 16384, 3e-4, 11),
-    "Tiny-BERT-L4": Setting(0.05, 0.05, 65536, 1e-4, 14),
-    "MiniLM-L3": Setting(0.05, 0.07, 16384, 5e-4, 17),
-    "MiniLM-L6": Setting(0.05, 0.07, 65536, 3e-4, 22),
-    "BERT-Small": Setting(0.05, 0.07, 65536, 3e-4, 29),
-    "MiniLM-L12": Setting(0.05, 0.07, 16384, 5e-5, 33),
-    "Tiny-BERT-L6": Setting(0.05, 0.07, 65536, 5e-5, 67),
-    "BERT-base": Setting(0.05, 0.07, 65536, 5e-5, 109),
-    "RoBERTa-base": Setting(0.1, 0.1, 1024, 5e-5, 125),
-    "Multilingual-DistilBERT": Setting(0.05, 0.07, 65536, 3e-4, 134),
-    "Multilingual-MiniLM-L12": Setting(0.05, 0.07, 65536, 3e-4, 117),
-}
-
-DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
-DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, eval_steps=50)
+DEMO = dict(teacher=MINILM, student_layers="1,3,5")
+DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
+DEMO |= dict(epochs=1, batch_size=64, lr=5e-4, eval_steps=50)
 
 
 def parse_args():
-    positive_int = number(int, 1)
     positive_float = number(float, 1e-9)
     parser = ArgumentParser(__doc__)
-    parser.add_model_options("princeton-nlp/unsup-simcse-roberta-large")
-    parser.add_data_options("nli_for_simcse.csv")
+    add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
+    add_data_options(parser, "nli_for_simcse.csv")
     views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
     start = "initial weights of the head (default: %(default)s; paper §4.1)"
     control = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
     section = "(default: %(default)s; paper §4.1)"
-    by_student = "(default: by the student's size; paper Table 7)"
+    table_7 = "(default: %(default)s, BERT-base's in Table 7; docs/congen.md has the others)"
     add = parser.add_argument_group("method").add_argument
     add("--pairs", help=views)
     add("--head", choices=("random", "identity"), default="random", help=start)
     add("--alpha", type=number(float, 0, 1), default=0.5, help=control)
-    add("--epochs", type=positive_int, default=20, help=section)
-    add("--batch-size", type=positive_int, default=128, help=section)
-    add("--lr", type=positive_float, help=f"peak learning rate {by_student}")
-    add("--teacher-temperature", type=positive_float, help=f"tau^T of eq. 2 {by_student}")
+    add("--epochs", type=number(int, 1), default=20, help=section)
+    add("--batch-size", type=number(int, 2), default=128, help=section)
+    add("--lr", type=positive_float, default=5e-5, help=f"peak learning rate {table_7}")
+    add("--teacher-temperature", type=positive_float, default=0.05, help=f"tau^T {table_7}")
     names = ("--student-temperature", "--temperature")
-    add(*names, type=positive_float, help=f"tau^S of eq. 2 {by_student}")
-    add("--queue-size", type=positive_int, help=f"instance queue size K {by_student}")
-    parser.add_run_options("runs/congen", max_length=128, eval_steps=512, patience=7)
-    return parser.parse(DEMO)
-
-
-def read_views(args):
-    """--pairs or --train -> Views. Raises UserError."""
-    if not args.pairs:
-        return Views(read_sentences(args.train), None)
-    first, second = zip(*read_text_pairs(args.pairs))
-    return Views(list(first), list(second))
-
-
-def resolve_defaults(args, student, sentences):
-    """Fill missing options from the Table 7 row whose student is closest in size.
-
-    Raises UserError if the queue does not hold a batch, or if the sentences do not fill it.
-    """
-    millions = sum(value.numel() for value in student.parameters()) / 1e6
-    name = min(TABLE_7, key=lambda name: abs(TABLE_7[name].millions - millions))
-    note(f"Options that are not given have the values of {name} in Table 7.")
-    setting = TABLE_7[name]
-    args.teacher_temperature = args.teacher_temperature or setting.teacher_temperature
-    args.student_temperature = args.student_temperature or setting.student_temperature
-    args.lr = args.lr or setting.lr
-    args.queue_size = args.queue_size or min(setting.queue_size, sentences)
-    smallest = max(2, min(args.batch_size, sentences))  # a batch; over one entry, the loss is 0
-    if not smallest <= args.queue_size <= sentences:
-        limits = f"from {smallest} (a batch, or 2) to {sentences} (all sentences)"
-        raise UserError(f"a queue of {args.queue_size} entries: --queue-size must be {limits}")
+    add(*names, type=positive_float, default=0.07, help=f"tau^S {table_7}")
+    add("--queue-size", type=number(int, 2), default=65536, help=f"K, at most all {table_7}")
+    text = "end after this many epochs without a better dev score; 0: never (default: %(default)s)"
+    add("--patience", type=number(int, 0), default=7, help=text)
+    add_run_options(parser, "runs/congen", max_length=128, eval_steps=512)
+    return parse(parser, DEMO)
 
 
 def main():
     args = parse_args()
     sets = evaluation_sets(args)
-    student = load_student(args)
-    uncut = student.uncut_parameters
-    views = read_views(args)
-    teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device).eval()
-    resolve_defaults(args, student, len(views.first))
-
-    run = Run(args, teacher=teacher, student=student, dev=sets["dev"], train=views)
-    if not run.scores:
+    second = None
+    if args.pairs:
+        first, second = map(list, zip(*read_text_pairs(args.pairs)))
+    else:
+        first = read_sentences(args.train)
+    run = Run(args, [__file__], [*sets.values(), first, second or []])
+    if run.is_complete():
+        return
+    if not run.finished:
+        student = load_student(args)
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
         run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
         run.scores["student before"] = spearman(embed, student, sets)
-    if "distill" not in run.finished:
-        targets = teacher_embeddings(embed, teacher, views.first, args.max_length, args.precision)
-        steps = distill(student, views, targets, sets["dev"], run, args)
-        run.finish(*steps, {"best student": spearman(embed, load_best(args), sets)})
-    second = "given by --pairs" if args.pairs else "by word deletion"
+        targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
+        del teacher  # from a GPU's memory
+        steps = distill(student, first, second, targets, {"dev": sets["dev"]}, run, args)
+        student = load_encoder(args.output, device=args.device)  # the best one
+        run.finish(*steps, {"best student": spearman(embed, student, sets)})
+    how = "given by --pairs" if args.pairs else "by word deletion"
     text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
-    write_card(run, args, load_best(args), uncut, f"{text}, second views {second}.")
-
-
-def load_best(args):
-    """The best student so far, which distill() has saved."""
-    return load_encoder(args.output, device=args.device)
+    write_card(run, args, load_encoder(args.output), f"{text}, second views {how}.")
 
 
 if __name__ == "__main__":

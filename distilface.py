@@ -11,7 +11,7 @@ out its second among those of the whole batch. There is no teacher: DistilBERT w
         +-------> student, dropout mask z' --> pool --> h^+ (keys)    --+
 
 Departures that change results (docs/distilface.md has all of them, next to the authors' code):
-  - A batch has sentences of similar length (--shuffle: random ones); a smaller one is left out.
+  - An epoch's last batch is left out if it is smaller.
   - STS-B dev chooses the best student; the paper chose the number of steps on the test sets.
   - Training is in bf16 on a GPU, else fp32; the paper's mixed precision is --precision fp16.
   - Each of several processes draws the dropout of its own sentences.
@@ -20,6 +20,7 @@ Departures that change results (docs/distilface.md has all of them, next to the 
   python distilface.py --student MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -114,52 +115,45 @@ def embed(encoder, input_ids, attention_mask):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import ArgumentParser, UserError, number, one_line_errors, run_main
-from common import evaluation_sets, read_sentences
-from common import load_encoder, pooling_module, save_encoder, spearman
+from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, number, parse, run_main
+from common import add_data_options, add_run_options, evaluation_sets, read_sentences
+from common import load_encoder, one_line_errors, pooling_module, save_encoder, spearman
 from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed
 from common import write_card
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def dev_score(encoder, dev_pairs):
-    """100 x Spearman's correlation on the dev set, which chooses the best student."""
-    return spearman(embed, encoder, {"dev": dev_pairs})["dev"]
-
-
-def train(encoder, tokens, dev_pairs, run, args):
+def train(encoder, sentences, dev_set, run, args):
     """Section 3 -> the best step and the last."""
-    epoch_steps = len(tokens.lengths) // args.batch_size
+    tokens = Tokens(encoder, sentences, args.max_length)
     total = args.max_steps
     parameters = list(encoder.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
-    modules = [encoder, scaler]
     encoder.train()
-    best, best_step, step = run.resume("train", total, modules, optimizer)  # or -inf, 0, 0
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, full=True, skip=step)
-    for rows in order:
-        if step % args.eval_steps == 0 or step == total:  # also before the first step
-            dev = dev_score(encoder, dev_pairs)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output, pooling_modules(encoder))
-            run.checkpoint(best, best_step, step, modules, optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
+
+    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    state = [encoder, scaler, optimizer]
+    step, best, best_step = run.begin("train", total, state, (0, -math.inf, 0))
+    if step == 0:  # the student before training is the first candidate
+        best = spearman(embed, encoder, dev_set)["dev"]
+        save_encoder(encoder, args.output, pooling_modules(encoder))
+        run.log_dev(0, best)
+
+    options = (args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in batches(tokens.lengths, *options, drop_last=True):  # row numbers [N]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
         lr = args.lr * (1 - (step - 1) / total)
         optimizer.param_groups[0]["lr"] = lr
+
         input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
         with torch.autocast(args.device, DTYPES[args.precision], enabled=args.precision != "fp32"):
             # One pass over both views: dropout differs in every row.
             local = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
         first, second = [gather(view, len(rows)) for view in local.chunk(2)]  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
+
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         average_gradients(parameters)  # now those of one process with the whole batch
@@ -168,13 +162,22 @@ def train(encoder, tokens, dev_pairs, run, args):
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
         scaler.update()
         run.log(step, len(rows), loss=loss, lr=lr)
+
+        # Once in a while, and at the end: score the student, and keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = spearman(embed, encoder, dev_set)["dev"]
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output, pooling_modules(encoder))
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-DEMO = dict(student="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
-DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv")
+DEMO = dict(student=MINILM, student_layers="1,3,5")
+DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
 DEMO |= dict(pooling="avg", max_steps=100, eval_steps=25)
 USAGE = """import eval_sts  # sentence-transformers cannot load it
 
@@ -192,13 +195,14 @@ def parse_args():
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
     add("--dropout", type=number(float, 0, 0.99), help="student dropout (default: its folder's)")
-    parser.add_data_options("wiki1m_for_simcse.txt")
+    add_data_options(parser, "wiki1m_for_simcse.txt")
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
-    add("--batch-size", type=number(int, 1), default=128, help=table_3)
+    add("--batch-size", type=number(int, 2), default=128, help=table_3)
     add("--lr", type=positive_float, default=1e-5, help=f"falls linearly to 0 {table_3}")
-    parser.add_run_options("runs/distilface", 32, 250, max_steps=20_000, fp16=True)
-    return parser.parse(DEMO)
+    options = dict(max_length=32, eval_steps=250, max_steps=20_000, precisions=["fp16"])
+    add_run_options(parser, "runs/distilface", **options)
+    return parse(parser, DEMO)
 
 
 def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
@@ -214,16 +218,6 @@ def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
     averages_layers = POOLINGS[pooling].combine == "mean" and pooling not in ("cls", "avg")
     encoder.model.config.output_hidden_states = averages_layers
     return encoder
-
-
-def check_training(encoder, sentences, args):
-    """Raises UserError if the loss would teach nothing, or an epoch would have no batch."""
-    if not 2 <= args.batch_size <= sentences:
-        needed = f"a batch has two or more texts, and at most the {sentences} of --train"
-        raise UserError(f"--batch-size {args.batch_size}: {needed}")
-    dropout = [part.p for part in encoder.modules() if isinstance(part, nn.Dropout)]
-    if args.max_steps and not any(dropout):
-        raise UserError(f"{args.student}: without dropout both views are equal; give --dropout")
 
 
 def pooling_modules(encoder):
@@ -252,25 +246,24 @@ def main():
     args = parse_args()
     sets = evaluation_sets(args)
     sentences = read_sentences(args.train)
-    options = (args.student_layers, args.dropout, args.device)
-    student = load_student(args.student, args.pooling, *options)
-    uncut = student.uncut_parameters
-    check_training(student, len(sentences), args)
-
-    run = Run(args, student=student, dev=sets["dev"], train=sentences)
-    if not run.scores:
+    if len(sentences) < args.batch_size:
+        raise UserError(f"{args.train}: {len(sentences)} sentences; reduce --batch-size to that")
+    run = Run(args, [__file__], [*sets.values(), sentences])
+    if run.is_complete():
+        return
+    if not run.finished:
+        cut = (args.student_layers, args.dropout)
+        student = load_student(args.student, args.pooling, *cut, device=args.device)
+        if not any(part.p for part in student.modules() if isinstance(part, nn.Dropout)):
+            raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
         run.scores["student before"] = spearman(embed, student, sets)
-    if "train" not in run.finished:
-        tokens = Tokens(student, sentences, args.max_length)
-        steps = train(student, tokens, sets["dev"], run, args)
-        best = load_student(run.folder, args.pooling, device=args.device)
+        steps = train(student, sentences, {"dev": sets["dev"]}, run, args)
+        best = load_student(args.output, args.pooling, device=args.device)
         run.finish(*steps, {"best student": spearman(embed, best, sets)})
-    best = load_student(run.folder, args.pooling)
+    best = load_student(args.output, args.pooling)
     text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
-    if POOLINGS[args.pooling].combine == "mean":
-        write_card(run, args, best, uncut, text)
-    else:
-        write_card(run, args, best, uncut, text, usage=USAGE)
+    usage = {} if POOLINGS[args.pooling].combine == "mean" else dict(usage=USAGE)
+    write_card(run, args, best, text, **usage)
 
 
 if __name__ == "__main__":

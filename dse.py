@@ -21,7 +21,6 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   - The learning rate is constant; in the authors' code it rises, then falls, for both models.
   - The teacher, too, is the best on dev, and all gradients together are clipped at norm 1.
   - A frozen encoder (--freeze-encoder) runs without dropout.
-  - A batch has pairs of similar length (--shuffle: random ones).
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
   python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
@@ -72,7 +71,7 @@ def pool_last_four(hidden_states, attention_mask):
     the tokens that are not padding, [SEP] included and [CLS] left out.
     """
     mask = attention_mask.unsqueeze(-1).clone()  # [N, L, 1]
-    mask[:, 0] = 0
+    mask[:, 0] = mask.sum(dim=1) == 1  # a text of one token is read as it is
     count = mask.sum(dim=1)  # [N, 1]
     means = [(layer * mask).sum(dim=1) / count for layer in hidden_states[-LAYERS_POOLED:]]
     return torch.cat(means, dim=1)
@@ -88,7 +87,8 @@ def embed(encoder, input_ids, attention_mask):
 def pair_logits(teacher, input_ids, attention_mask):
     """T of section 3.3: token ids and mask of [CLS] y [SEP] z [SEP], [N, L] each -> logits [N, C].
 
-    teacher: has `model`, a classifier; `order`, the task's classes among its logits; `tokenizer`.
+    teacher: has `model`, a classifier; `order` [C], where its logits have the task's classes;
+    `tokenizer`.
     """
     inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
     if "token_type_ids" in teacher.tokenizer.model_input_names:
@@ -134,17 +134,16 @@ def add_head(encoder, classes):
 
 import json
 import math
-from functools import partial
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import RANK, ArgumentParser, UserError, note, number, one_line_errors, run_main
-from common import gold_score, read_rows, read_scored_pairs, replace_file, resolve_model
+from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, number, parse, run_main
+from common import RANK, add_run_options, note, one_line_errors, replacing
+from common import download, gold_score, read_rows, resolve_model
 from common import encode, load_encoder, save_encoder, teacher_embeddings
 from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
 from common import write_card
@@ -159,31 +158,39 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
-    best, best_step, step = run.resume("teacher", total, [teacher], optimizer)  # or -inf, 0, 0
-    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
-        if step % eval_steps == 0 or step == total:  # also before the first step
-            dev = dev_score(teacher, dev_set, args.task)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(teacher, run.folder / "teacher")
-            run.checkpoint(best, best_step, step, [teacher], optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
+
+    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    state = [teacher, optimizer]
+    step, best, best_step = run.begin("teacher", total, state, (0, -math.inf, 0))
+    if step == 0:  # the teacher before fine-tuning is the first candidate
+        best = dev_score(teacher, dev_set, args.task)
+        save_encoder(teacher, run.folder / "teacher")
+        run.log_dev(0, best)
+
+    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:  # row numbers [N]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
         logits = gather(local, len(rows))  # T of all processes [N, C]
         label = to_device(labels[rows], args.device)  # R [N]
         loss = label_loss(logits, label, args.task)
+
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
+
+        # Once in a while, and at the end: score the teacher, and keep the best.
+        if step % eval_steps == 0 or step == total:
+            dev = dev_score(teacher, dev_set, args.task)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(teacher, run.folder / "teacher")
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
 
 
@@ -199,20 +206,17 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train(not args.freeze_encoder)
-    best, best_step, step = run.resume("student", total, [student], optimizer)
-    lengths = sum(side.lengths for side in tokens)
-    for rows in batches(lengths, args.batch_size, args.seed, args.shuffle, skip=step):
-        if step % eval_steps == 0 or step == total:
-            dev = dev_score(student, dev_set, args.task)
-            if dev > best:
-                best, best_step = dev, step
-                save_student(student, run.folder)
-            run.checkpoint(best, best_step, step, [student], optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
+
+    state = [student, optimizer]
+    step, best, best_step = run.begin("student", total, state, (0, -math.inf, 0))
+    if step == 0:
+        best = dev_score(student, dev_set, args.task)
+        save_student(student, run.folder)
+        run.log_dev(0, best)
+
+    lengths = tokens[0].lengths + tokens[1].lengths
+    order = batches(lengths, args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:
         torch.manual_seed(step_seed(args.seed, step))
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             u, v = [embed(student, *side.batch(own_rows(rows), args.device)) for side in tokens]
@@ -221,12 +225,21 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
         target = to_device(targets[rows], args.device)  # T [N, C], read from disk
         label = to_device(labels[rows], args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
+
         optimizer.zero_grad()
         loss.backward()
         average_gradients(parameters)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=args.lr)
+
+        if step % eval_steps == 0 or step == total:
+            dev = dev_score(student, dev_set, args.task)
+            if dev > best:
+                best, best_step = dev, step
+                save_student(student, run.folder)
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
 
 
@@ -296,16 +309,19 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
     teacher = load_encoder(name, "mean")  # which checks all but the output layer
     teacher.prompt = ""
     teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
+    teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
     classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
-    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
+    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32)
+    options |= dict(trust_remote_code=False)
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
         model, report = load(resolve_model(name), output_loading_info=True, **options)
         position = {label.lower(): at for label, at in model.config.label2id.items()}
-        teacher.order = [position.get(label, at) for at, label in enumerate(classes)]
-        if report["mismatched_keys"] or len({*teacher.order}) < len(classes):
+        order = [position.get(label, at) for at, label in enumerate(classes)]
+        if report["mismatched_keys"] or len({*order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
-    teacher.model = model.float()
+    teacher.register_buffer("order", torch.tensor(order))
+    teacher.model = model
     teacher.fresh = bool(report["missing_keys"])
     return teacher.to(device)
 
@@ -314,7 +330,8 @@ def save_student(student, folder):
     """Write the encoder's folder, with head.safetensors in it. Only process 0 writes."""
     if RANK > 0:
         return
-    replace_file(folder / "head.safetensors", partial(save_file, student.head.state_dict()))
+    with replacing(folder / "head.safetensors") as new:
+        save_file(student.head.state_dict(), new)
     # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
     stated = dict(type="sentence_distillation.LayerPooling", script="dse")
     save_encoder(student, folder, [("LayerPooling", {}, {}, stated)])
@@ -339,21 +356,22 @@ NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidd
 class Task(NamedTuple):
     """One of GLUE's tasks, or AllNLI (MNLI and SNLI)."""
 
-    files: dict  # {set: its files in GLUE's folder, without .tsv, separated by spaces}
+    files: dict  # {set: its files in GLUE's folder, without .tsv}
     columns: list  # of the first sentence, the second sentence, and the label
     classes: list  # names in the order of the logits; for scores one, their range
 
 
 def splits(folder):
-    return {split: f"{folder}/{split}" for split in ("train", "dev", "test")}
+    return {split: [f"{folder}/{split}"] for split in ("train", "dev", "test")}
 
 
 BINARY = ["0", "1"]
 NLI = ["entailment", "neutral", "contradiction"]
 QNLI = ["entailment", "not_entailment"]
 NLI_COLUMNS = ["sentence1", "sentence2", "gold_label"]
-MNLI = dict(train="MNLI/train", dev="MNLI/dev_matched", mismatched="MNLI/dev_mismatched")
-ALLNLI = dict(train="MNLI/train SNLI/train", dev="MNLI/dev_matched SNLI/dev", test="SNLI/test")
+MNLI = dict(train=["MNLI/train"], dev=["MNLI/dev_matched"], mismatched=["MNLI/dev_mismatched"])
+ALLNLI = dict(train=["MNLI/train", "SNLI/train"], dev=["MNLI/dev_matched", "SNLI/dev"])
+ALLNLI |= dict(test=["SNLI/test"])
 TASKS = {
     "mrpc": Task(splits("MRPC"), ["#1 String", "#2 String", "Quality"], BINARY),
     "stsb": Task(splits("STS-B"), ["sentence1", "sentence2", "score"], ["0 to 5"]),
@@ -364,28 +382,22 @@ TASKS = {
 }
 
 
-def read_own(train, dev):
-    """Two files of scored pairs -> what read_task() returns for "stsb". Raises UserError."""
-    sets = {}
-    for name, path in (("train", train), ("dev", dev)):
-        first, second, gold = zip(*read_scored_pairs(path))
-        sets[name] = list(zip(first, second)), np.array(gold, np.float32)
-    return sets
-
-
-def read_task(folder, task):
+def read_sets(args):
     """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
-    folder: GLUE's, with MRPC/train.tsv and so on, or None for the Hub. Raises UserError.
+    From --train and --dev, or --glue, GLUE's folder with MRPC/train.tsv and so on, or the Hub.
+    Raises UserError.
     """
+    files = TASKS[args.task].files
+    if args.train:
+        files = dict(train=[args.train], dev=[args.dev])
     sets = {}
-    for split, names in TASKS[task].files.items():
-        rows = []
-        for name in names.split():
-            rows += read_pairs(glue_file(folder, name), task)
+    for split, names in files.items():
+        paths = [Path(name) if args.train else glue_file(args.glue, name) for name in names]
+        rows = [row for path in paths for row in read_pairs(path, args.task, split)]
         if rows:
             pairs, labels = zip(*rows)
-            sets[split] = pairs, np.array(labels, np.float32 if task == "stsb" else np.int64)
+            sets[split] = pairs, np.array(labels, np.float32 if args.task == "stsb" else np.int64)
     return sets
 
 
@@ -396,75 +408,53 @@ def glue_file(folder, name):
     task, split = name.lower().replace("-", "").split("/")
     repository = f"SetFit/{task}_mm" if split == "dev_mismatched" else f"SetFit/{task}"
     split = "validation" if split.startswith("dev") else split
-    advice = f"download GLUE and give its folder, which has {name}.tsv, as --glue"
-    with one_line_errors(repository, advice):
-        file = huggingface_hub.hf_hub_download(repository, f"{split}.jsonl", repo_type="dataset")
-    return Path(file)
+    return download(repository, f"{split}.jsonl")
 
 
-def read_pairs(path, task):
-    """A file of a task -> rows (pair of sentences, class number or score). Raises UserError.
+def read_pairs(path, task, split):
+    """A table, or JSON lines -> rows (pair of sentences, class number or score). Raises UserError.
 
-    Rows without two sentences and a label, or with another number of columns, are left out. A test
-    set may have no labels, or be missing.
+    A table has a header with the task's columns, or three columns and no header. Rows without two
+    sentences and a label are left out. A test set may have no labels, or be missing.
     """
-    is_test = path.stem in ("test", "dev_mismatched")
-    if is_test and not path.exists():
+    if split in ("test", "mismatched") and not path.exists():
         return []
-    read = read_jsonl if path.suffix == ".jsonl" else read_tsv
-    rows = read(path, *TASKS[task][1:])
-    labeled = [row for row in rows if row[1] is not None]
-    if not labeled and path.stem != "test":
-        columns = ", ".join(TASKS[task].columns)
-        raise UserError(f"{path}: no labeled rows; it must have the columns {columns}")
-    if len(labeled) < len(rows):
-        note(f"{path}: incomplete or malformed rows left out: {len(rows) - len(labeled)}")
-    return labeled
+    _, columns, classes = TASKS[task]
+    is_json = path.suffix == ".jsonl"
+    if is_json:
+        columns = ["text1", "text2", "label"]
+        classes = [*map(str, range(len(classes)))]
+    header = None
 
+    def parse(line):
+        nonlocal header
+        cells = json.loads(line) if is_json else line.split("\t")
+        if header is None:
+            header = list(cells) if is_json or {*columns} <= {*cells} else columns
+            if cells == header:
+                return None
+        if not is_json:
+            cells = dict(zip(header, cells)) if len(cells) == len(header) else {}
+        values = [cells.get(name) for name in columns]
+        first, second, label = ["" if value is None else str(value).strip() for value in values]
+        if label in NO_LABEL or not first or not second:
+            return (first, second), None
+        return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
 
-def read_tsv(path, columns, classes):
-    """GLUE's table with a header -> rows of parse_pair(). Raises UserError."""
     form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
-    header = next(read_rows(path, str, form)).split("\t")
-
-    def parse(line):
-        cells = line.split("\t")
-        if cells == header:
-            return None
-        if len(cells) != len(header):  # a tab or a line end in a sentence
-            return cells, None
-        row = dict(zip(header, cells))
-        return parse_pair([row.get(name, "") for name in columns], classes)
-
-    return list(read_rows(path, parse, form))
-
-
-def read_jsonl(path, columns, classes):
-    """The Hub's copy, whose labels are class numbers or scores -> rows of parse_pair()."""
-    numbers = [*map(str, range(len(classes)))]
-
-    def parse(line):
-        row = json.loads(line)
-        values = [row.get(name) for name in ("text1", "text2", "label")]
-        return parse_pair(["" if value is None else str(value) for value in values], numbers)
-
-    form = "a line must be JSON with text1, text2 and label"
-    return list(read_rows(path, parse, form))
-
-
-def parse_pair(values, classes):
-    """[sentence, sentence, label] -> (pair, class number or score; None: to be left out)."""
-    first, second, label = [value.strip() for value in values]
-    if label in NO_LABEL or not first or not second:
-        return (first, second), None
-    (first + second).encode()  # raises ValueError for half of a surrogate pair, as in "\ud800"
-    return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
+    rows = list(read_rows(path, parse, form))
+    labeled = [row for row in rows if row[1] is not None]
+    if not labeled and split != "test":
+        raise UserError(f"{path}: no labeled rows; {form}")
+    if 0 < len(labeled) < len(rows):
+        note(f"{path}: incomplete rows left out: {len(rows) - len(labeled)}")
+    return labeled
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5")
-DEMO |= dict(glue="demo/glue", task="stsb", batch_size=32, eval_steps=40)
+DEMO = dict(teacher=MINILM, student_layers="1,3,5")
+DEMO |= dict(glue=f"{DEMO_FOLDER}/glue", task="stsb", batch_size=32, eval_steps=40)
 DEMO |= dict(epochs=4, lr=2e-4, teacher_epochs=2, teacher_lr=1e-4)
 TEACHER = """from transformers import AutoModelForSequenceClassification
 
@@ -500,8 +490,8 @@ def parse_args():
     add("--epochs", type=positive_int, default=8, help=section)
     add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
     add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
-    parser.add_run_options("runs/dse", max_length=128, eval_steps=None)
-    args = parser.parse(DEMO)
+    add_run_options(parser, "runs/dse", max_length=128, eval_steps=None)
+    args = parse(parser, DEMO)
     if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
         raise UserError("--train and --dev: give both or neither, and no --task but stsb")
     args.task = args.task or ("stsb" if args.train else "mrpc")
@@ -511,43 +501,43 @@ def parse_args():
 
 def main():
     args = parse_args()
-    sets = read_own(args.train, args.dev) if args.train else read_task(args.glue, args.task)
+    sets = read_sets(args)
+    run = Run(args, [__file__], [[pairs, labels.tolist()] for pairs, labels in sets.values()])
+    if run.is_complete():
+        return
     pairs, labels = sets.pop("train")
     if np.ptp(labels) == 0:
-        place = args.train or args.glue or "the Hub"
-        raise UserError(f"{place}: all labels of {args.task}'s training pairs are equal")
+        raise UserError(f"{args.task}: all labels of the training pairs are equal")
+    classes = len(TASKS[args.task].classes)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     base = args.student or args.teacher
-    encoder = load_encoder(base, "mean", args.student_layers, dropout=args.dropout)
-    uncut = encoder.uncut_parameters
-    encoder.requires_grad_(not args.freeze_encoder)
-    encoder.max_length = min(args.max_length, encoder.max_length)  # saved in its folder, too
-    student = add_head(encoder, len(TASKS[args.task].classes)).to(args.device)
-    options = (args.task, args.max_length, args.device)
-    teacher = load_cross_encoder(args.teacher, *options)
-
-    run = Run(args, teacher=teacher, student=encoder, dev=sets["dev"], train=[pairs, labels])
-    if args.task == "stsb" and not run.scores and not args.teacher_only:
-        cosine = F.cosine_similarity
-        run.scores["student before, cosine"] = scores(student, sets, args.task, cosine)
-    if teacher.fresh and "teacher" not in run.finished:
-        steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
-        run.finish(*steps, {})
-    if teacher.fresh:
-        teacher = load_cross_encoder(run.folder / "teacher", *options)
-    if "student" not in run.finished:
+    student = load_encoder(base, "mean", args.student_layers, dropout=args.dropout)
+    student.requires_grad_(not args.freeze_encoder)
+    student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
+    add_head(student, classes).to(args.device)
+    targets = np.zeros((len(pairs), classes), np.float32)
+    if args.alpha > 0 or args.teacher_only:
+        options = (args.task, args.max_length, args.device)
+        teacher = load_cross_encoder(args.teacher, *options)
+        if teacher.fresh and "teacher" not in run.finished:
+            steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
+            run.finish(*steps, {})
+        if teacher.fresh:
+            teacher = load_cross_encoder(run.folder / "teacher", *options)
         run.scores["teacher"] = scores(teacher, sets, args.task)
-    if "student" not in run.finished and not args.teacher_only:
-        key = f"logits {teacher.order}"
-        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
+        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
+    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
+    if args.teacher_only:
+        write_card(run, args, teacher, text, TEACHER)
+        return
+    if "student" not in run.finished:
+        if args.task == "stsb":
+            cosine = scores(student, sets, args.task, F.cosine_similarity)
+            run.scores["student before, cosine"] = cosine
         steps = distill(student, pairs, labels, targets, sets["dev"], run, args)
         best = load_student(run.folder, args.device)
         run.finish(*steps, {"best student": scores(best, sets, args.task)})
-    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
-    if args.teacher_only:
-        write_card(run, args, teacher, teacher.uncut_parameters, text, TEACHER, metric=None)
-    else:
-        write_card(run, args, load_student(run.folder), uncut, text, USAGE, metric=None)
+    write_card(run, args, load_student(run.folder), text, USAGE)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from common import POOLINGS, RANK, ArgumentParser, UserError, run_main, table
-from common import read_rows, refuse_overwriting, resolve_data, split_columns, write_json
+from common import download, read_rows, split_columns, write_json
 from common import encode, load_encoder
 
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
@@ -43,7 +43,7 @@ def find(beir, name):
     """A file of a BEIR folder or of a data set on the Hub -> Path. Raises UserError."""
     if not Path(beir).exists():
         folder, _, file = name.rpartition("/")
-        return resolve_data(f"{beir}-{folder}:{file}" if folder else f"{beir}:{file}.gz")
+        return download(f"{beir}-{folder}", file) if folder else download(beir, f"{file}.gz")
     path, gzipped = Path(beir, name), Path(beir, f"{name}.gz")
     return gzipped if gzipped.exists() and not path.exists() else path
 
@@ -140,6 +140,16 @@ def embed(encoder, input_ids, attention_mask):
     return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
+def set_prompts(encoder, args):
+    """Set `query_prompt` and `passage_prompt`: given options, or the folder's prompts."""
+    stated = encoder.prompts
+    query = stated.get("query", encoder.prompt)
+    passage = stated.get("passage", stated.get("document", encoder.prompt))
+    encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
+    encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
+    encoder.prompt = ""  # these replace it
+
+
 def search(queries, chunks, depth, similarity, device):
     """Exact search -> Q lists of the `depth` most similar passages' numbers, best first.
 
@@ -212,14 +222,14 @@ def metrics(found, answers):
 def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
     """Encode, search, score -> metrics(); recall beyond rank `depth` is too low.
 
-    encoders: of queries and of passages; queries, answers: what read_split() returns; corpus:
-    yields (name, text) of each passage; similarity: "cosine" or "dot".
+    encoders: of queries and of passages, after set_prompts(); queries, answers: what read_split()
+    returns; corpus: yields (name, text) of each passage; similarity: "cosine" or "dot".
     """
     query_encoder, passage_encoder = encoders
-    texts = (text for _, text in corpus)
+    texts = (passage_encoder.passage_prompt + text for _, text in corpus)
     parts = iter(lambda: list(islice(texts, CHUNK)), [])  # until one is empty
     chunks = (encode(embed, passage_encoder, part) for part in parts)
-    vectors = encode(embed, query_encoder, queries)
+    vectors = encode(embed, query_encoder, [query_encoder.query_prompt + text for text in queries])
     device = query_encoder.model.device
     return metrics(search(vectors, chunks, depth + 1, similarity, device), answers)
 
@@ -235,14 +245,14 @@ def parse_args():
     add("--split", default="test", help="qrels/SPLIT.tsv (default: %(default)s)")
     add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
     add("--similarity", choices=("cosine", "dot"), default="cosine", help="(default: %(default)s)")
+    prompt = "text before each {} (default: a model's prompt of this name, if it states one)"
+    add("--query-prompt", help=prompt.format("query"))
+    add("--passage-prompt", help=prompt.format("passage"))
     add("--document-model", help="encodes the passages, and each MODEL the queries")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
     add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
-    args = parser.parse_args()
-    if args.json is not None:
-        refuse_overwriting(args.json, args.beir, args.document_model, *args.models)
-    return args
+    return parser.parse_args()
 
 
 def main():
@@ -250,10 +260,12 @@ def main():
     queries, answers = read_split(args.beir, args.split)
     passage_encoder = None
     if args.document_model:
-        passage_encoder = load_encoder(args.document_model, args.pooling).to(args.device)
+        passage_encoder = load_encoder(args.document_model, args.pooling, device=args.device)
+        set_prompts(passage_encoder, args)
     rows = {}
     for name in args.models:
-        encoder = load_encoder(name, args.pooling).to(args.device)
+        encoder = load_encoder(name, args.pooling, device=args.device)
+        set_prompts(encoder, args)
         encoders = [encoder, passage_encoder or encoder]
         if encoder.dimension != encoders[1].dimension:
             raise UserError(f"{name}: its embeddings and --document-model's differ in dimension")
@@ -262,7 +274,7 @@ def main():
         rows[name] = scores | {"bytes": 4 * encoder.dimension}
     if RANK == 0:
         print(table(rows))
-        if args.json is not None:
+        if args.json:
             write_json(Path(args.json), rows)
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table, utf8
+from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table
 from common import read_scored_pairs, read_sts, read_text_pairs, resolve_data
 from common import encode, load_encoder, resolve_model, spearman
-from common import read_json, refuse_overwriting, write_json
+from common import read_json, write_json
 
 
 def embed(encoder, input_ids, attention_mask):
@@ -40,7 +40,7 @@ def embed(encoder, input_ids, attention_mask):
 
 def load(name, pooling=None, layers=None):
     """-> encoder, embed(). A student that pools several layers is loaded by its own script."""
-    entries = read_json(resolve_model(name) / "modules.json", list)
+    entries = read_json(resolve_model(name) / "modules.json", [])
     form = "modules.json must be as this project or sentence-transformers writes it"
     with one_line_errors(name, form):
         stated = {} if pooling else dict(*entries[1:2])  # the module after the transformer
@@ -63,7 +63,7 @@ def translation_accuracy(embed, encoder, pairs):
     pairs: n of [text, translation]. Returns {"1 -> 2": 0 to 100, "2 -> 1": 0 to 100}. Where a
     translation occurs in several pairs, any of them is right.
     """
-    texts = [np.array(side) for side in zip(*pairs)]
+    texts = [np.array(side, dtype=object) for side in zip(*pairs)]
     arrays = [encode(embed, encoder, side.tolist()) for side in texts]
     vectors = [F.normalize(torch.from_numpy(array)) for array in arrays]
     accuracy = {}
@@ -99,15 +99,10 @@ def parse_args():
     add_one("--translations", metavar="FILE", help="TSV: accuracy of nearest neighbors, both ways")
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
-    add("--prompt", type=utf8, help="text before each text (default: what a folder states)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help=is_default)
     add("--json", metavar="FILE", help="write the scores as JSON")
-    args = parser.parse_args()
-    if args.json is not None:
-        data = [*(args.pairs or []), args.translations or args.senteval]
-        refuse_overwriting(args.json, *args.models, *data)
-    return args
+    return parser.parse_args()
 
 
 def main():
@@ -118,11 +113,10 @@ def main():
     for name in args.models:
         encoder, embed_with = load(name, args.pooling, args.student_layers)
         encoder.to(args.device)
-        encoder.prompt = encoder.prompt if args.prompt is None else args.prompt
         rows[name] = score(embed_with, encoder, data)
     if RANK == 0:
         print(table(rows))
-        if args.json is not None:
+        if args.json:
             write_json(Path(args.json), rows)
 
 

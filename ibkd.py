@@ -20,14 +20,12 @@ Departures that change results (docs/ibkd.md has all of them, next to the author
   - InfoNCE compares by the cosine, as in the authors' code; eq. 8 and 10 print inner products.
   - W is dropped after stage 1 (--keep-mapping keeps it). The default data are NLI, not augmented.
   - A student cut to --student-layers trains without dropout.
-  - A batch has texts of similar length (--shuffle: random ones).
 
   python ibkd.py --student nreimers/MiniLM-L6-H384-uncased       the paper's setting, similarity
   python ibkd.py --task dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -144,17 +142,14 @@ def add_mapping(encoder, dimension, keep):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from collections.abc import Callable
-
 import numpy as np
 
-from common import ArgumentParser, UserError, number, run_main
+from common import DEMO_FOLDER, MINILM, ArgumentParser, number, parse, run_main
+from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_sentences, read_triplets
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
 from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
 from common import write_card
-
-PART = 32  # positives and hard negatives in a forward pass
 
 
 def distill(encoder, texts, targets, dev_score, run, args):
@@ -171,48 +166,58 @@ def distill(encoder, texts, targets, dev_score, run, args):
     mapping = add_mapping(encoder, targets.shape[1], args.keep_mapping).to(args.device)
     epoch_steps = math.ceil(len(targets) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    modules = [encoder, mapping]
-    parameters = list(nn.ModuleList(modules).parameters())  # without repeating a kept mapping
-    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    modules = nn.ModuleList([encoder, mapping])
+    optimizer = torch.optim.Adam(modules.parameters(), lr=args.lr, fused=True)
     encoder.train()
-    best, best_step, step = run.resume("distill", total, modules, optimizer)  # or -inf, 0, 0
-    for rows in batches(tokens.lengths, args.batch_size, args.seed, args.shuffle, skip=step):
-        if step % args.eval_steps == 0 or step == total:  # also before the first step
-            dev = dev_score(encoder)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output)
-            run.checkpoint(best, best_step, step, modules, optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
-        torch.manual_seed(step_seed(args.seed, step))  # so that --resume repeats the dropout
+
+    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    state = [modules, optimizer]
+    step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
+    if step == 0:  # the student before training is the first candidate
+        best = dev_score(encoder)
+        save_encoder(encoder, args.output)
+        run.log_dev(0, best)
+
+    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:  # row numbers [N]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
         lr = args.lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
+
         inputs = tokens.batch(own_rows(rows), args.device)
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = embed(encoder, *inputs, with_input=True, num_heads=num_heads)  # [n, H], [n, D]
         x, s = [gather(part, len(rows)) for part in local]  # of all processes [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
         contrast = info_nce(mapping(s), target, args.temperature)
-        grams = [gram_matrix(z, args.kernel, args.gamma) for z in (x, s)]  # K_X, K_S [N, N]
-        bottleneck = args.beta1 * hsic(*grams)
+        gram_x = gram_matrix(x, args.kernel, args.gamma)  # K_X [N, N]
+        gram_s = gram_matrix(s, args.kernel, args.gamma)  # K_S [N, N]
+        bottleneck = args.beta1 * hsic(gram_x, gram_s)
         loss = contrast + bottleneck
+
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # now those of one process with the whole batch
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        average_gradients(modules.parameters())  # now those of one process with the whole batch
+        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
+
+        # Once in a while, and at the end: score the student, and keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(encoder)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
 
 
 def embed_in_parts(encoder, tokens, rows, num_heads, device):
     """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
     order = np.argsort(tokens.lengths[rows], kind="stable")
-    parts = np.array_split(rows[order], math.ceil(len(rows) / PART))
+    size = 32 if device == "cpu" else 512
+    parts = np.array_split(rows[order], math.ceil(len(rows) / size))
     inputs = [tokens.batch(part, device) for part in parts]
     s = torch.cat([embed(encoder, *batch, num_heads=num_heads) for batch in inputs])
     return s[to_device(np.argsort(order), device)]  # in the order of rows
@@ -232,27 +237,24 @@ def finetune(encoder, texts, examples, dev_score, run, args):
     batch_size = args.finetune_batch_size
     epoch_steps = math.ceil(len(examples) / batch_size)
     total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
-    modules = [encoder, mapping]
-    parameters = list(nn.ModuleList(modules).parameters())
-    optimizer = torch.optim.Adam(parameters, lr=args.finetune_lr, fused=True)
+    modules = nn.ModuleList([encoder, mapping])
+    optimizer = torch.optim.Adam(modules.parameters(), lr=args.finetune_lr, fused=True)
     encoder.train()
-    best, best_step, step = run.resume("finetune", total, modules, optimizer)
-    anchor_lengths = tokens.lengths[examples[:, 0]]
-    for rows in batches(anchor_lengths, batch_size, args.seed, args.shuffle, skip=step):
-        if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(encoder)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output)
-            run.checkpoint(best, best_step, step, modules, optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
+
+    state = [modules, optimizer]
+    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
+    if step == 0:
+        best = dev_score(encoder)
+        save_encoder(encoder, args.output)
+        run.log_dev(0, best)
+
+    lengths = tokens.lengths[examples[:, 0]]  # of the anchors
+    order = batches(lengths, batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:
         torch.manual_seed(step_seed(args.seed, step))
         lr = args.finetune_lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
+
         local = examples[own_rows(rows)]  # of this process [n, 2 + K]
         others = np.concatenate([local[:, 1], local[:, 2:].ravel()])  # n positives, n K negatives
         inputs = tokens.batch(local[:, 0], args.device)
@@ -265,94 +267,112 @@ def finetune(encoder, texts, examples, dev_score, run, args):
         x, s, positive, negatives = [gather(part, len(rows)) for part in parts]  # [N, ...]
         tau = args.finetune_temperature
         contrast = supervised_info_nce(mapping(s), positive, negatives, tau, args.batch_negatives)
-        grams = [gram_matrix(z, args.kernel, args.gamma) for z in (x, s)]
-        bottleneck = args.beta2 * hsic(*grams)
+        gram_x = gram_matrix(x, args.kernel, args.gamma)
+        gram_s = gram_matrix(s, args.kernel, args.gamma)
+        bottleneck = args.beta2 * hsic(gram_x, gram_s)
         loss = contrast + bottleneck
+
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        average_gradients(modules.parameters())
+        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
         run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
+
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(encoder)
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.log_dev(step, dev)
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
 
 
-class Task(NamedTuple):
-    """What a student learns from, and how encoders are scored."""
-
-    texts: list  # of stage 1
-    labeled: list  # texts of stage 2
-    examples: np.ndarray  # [n, 2 + K], positions in `labeled`; see finetune()
-    dev: list | tuple  # scored pairs; for retrieval queries, answers, corpus
-    dev_score: Callable  # encoder -> score x 100, which chooses the best student
-    scores: Callable  # encoder -> {column: score x 100}, for the table at the end
+# ---- The two tasks of section 4.3: what a student learns from, and how encoders are scored -------
 
 
-def similarity_task(teacher, args):
-    """Section 4.3, STS (semantic textual similarity). Raises UserError."""
-    sets = evaluation_sets(args)
-    texts = read_sentences(args.train) if args.stage != "finetune" else []
-    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
-    if len(texts) == 1:
-        raise UserError(f"{args.train}: one training text; InfoNCE needs at least two")
-    labeled = [text for row in triplets for text in row]
-    examples = np.arange(len(labeled)).reshape(-1, 3)
+class Similarity:
+    """STS (semantic textual similarity)."""
 
-    def dev_score(encoder):
-        return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
+    def __init__(self, args):
+        self.sets = evaluation_sets(args)
+        self.unlabeled = read_sentences(args.train) if args.stage != "finetune" else []
+        triplets = read_triplets(args.triplets) if args.stage != "distill" else []
+        self.labeled = [text for row in triplets for text in row]
+        self.read = [*self.sets.values(), self.unlabeled, self.labeled]
 
-    def scores(encoder):
-        return spearman(embed, encoder, sets)
+    def texts(self, encoder):
+        """Of stage 1, as an encoder reads them."""
+        return self.unlabeled
 
-    return Task(texts, labeled, examples, sets["dev"], dev_score, scores)
+    def examples(self, student, teacher):
+        """Of stage 2: its texts, and positions in them [n, 3]; see finetune()."""
+        return self.labeled, np.arange(len(self.labeled)).reshape(-1, 3)
+
+    def dev_score(self, encoder):
+        return spearman(embed, encoder, {"dev": self.sets["dev"]})["dev"]
+
+    def scores(self, encoder):
+        return spearman(embed, encoder, self.sets)
 
 
-def retrieval_task(teacher, args):
-    """Section 4.3, DR (dense retrieval): all passages and training queries. Raises UserError."""
-    import eval_retrieval as retrieval
+class Retrieval:
+    """DR (dense retrieval): stage 1 learns from all passages and training queries."""
 
-    passages, queries, answers, dev = retrieval.read_training(args.beir, args.dev_queries)
-    test = None if args.skip_test else retrieval.read_split(args.beir, args.test_split)
-    texts = passages + queries
-    examples = np.empty(0)
-    if args.stage != "distill":
+    def __init__(self, args):
+        import eval_retrieval
+
+        self.retrieval = eval_retrieval
+        self.args = args
+        training = eval_retrieval.read_training(args.beir, args.dev_queries)
+        self.passages, self.queries, self.answers, self.dev = training
+        self.test = (
+            None if args.skip_test else eval_retrieval.read_split(args.beir, args.test_split)
+        )
+        self.read = [self.passages, self.queries, self.answers, self.dev, self.test or []]
+
+    def texts(self, encoder):
+        self.retrieval.set_prompts(encoder, self.args)
+        passages = [encoder.passage_prompt + text for text in self.passages]
+        return passages + [encoder.query_prompt + text for text in self.queries]
+
+    def examples(self, student, teacher):
+        """As above, [n, 2 + K]: queries, answers, and the hard negatives that the teacher finds."""
+        args, texts = self.args, self.texts(teacher)
         vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        search_options = (args.hard_negatives, args.teacher_similarity, args.device)
-        examples = retrieval.training_rows(vectors, answers, *search_options)
+        how = (args.hard_negatives, args.teacher_similarity, args.device)
+        return self.texts(student), self.retrieval.training_rows(vectors, self.answers, *how)
 
-    def search(encoder, *data, depth=1000):
-        similarity = args.teacher_similarity if encoder is teacher else args.similarity
-        return retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
+    def search(self, encoder, *data, depth=1000):
+        self.retrieval.set_prompts(encoder, self.args)
+        args = self.args
+        similarity = args.teacher_similarity if encoder.name == args.teacher else args.similarity
+        return self.retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
 
-    def dev_score(encoder):
-        return search(encoder, *dev, depth=10)["MRR@10"]
+    def dev_score(self, encoder):
+        return self.search(encoder, *self.dev, depth=10)["MRR@10"]
 
-    def scores(encoder):
-        row = {"dev MRR@10": dev_score(encoder)}
-        if test:
-            row |= search(encoder, *test, retrieval.read_texts(args.beir, "corpus.jsonl"))
+    def scores(self, encoder):
+        row = {"dev MRR@10": self.dev_score(encoder)}
+        if self.test:
+            corpus = self.retrieval.read_texts(self.args.beir, "corpus.jsonl")
+            row |= self.search(encoder, *self.test, corpus)
         return row
-
-    return Task(texts, texts, examples, dev, dev_score, scores)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NLI = "nli_for_simcse.csv"
-TASKS = {"sts": similarity_task, "dr": retrieval_task}
+TASKS = {"sts": Similarity, "dr": Retrieval}
 TABLE_1 = {  # what differs between the tasks
     "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
     "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
 }
-STS_OPTIONS = ["train", "dev", "senteval", "triplets"]
-DR_OPTIONS = ["beir", "test_split", "dev_queries", "hard_negatives"]
-DR_OPTIONS += ["similarity", "teacher_similarity"]
-STAGE_2_OPTIONS = ["finetune_epochs", "finetune_batch_size", "finetune_lr", "finetune_temperature"]
-STAGE_2_OPTIONS += ["triplets", "dim", "batch_negatives", "beta2"]
-DEMO = dict(teacher="sentence-transformers/all-MiniLM-L6-v2", student_layers="1,3,5", lr=4e-4)
-DEMO |= dict(train="demo/sentences.txt", dev="demo/dev.tsv", triplets="demo/triplets.csv")
-DEMO |= dict(epochs=1, batch_size=64, finetune_epochs=1, finetune_batch_size=64, eval_steps=50)
-DEMO |= dict(beir="demo/beir")
+DEMO = dict(teacher=MINILM, student_layers="1,3,5", triplets=f"{DEMO_FOLDER}/triplets.csv")
+DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
+DEMO |= dict(epochs=1, batch_size=64, lr=4e-4, eval_steps=50, beir=f"{DEMO_FOLDER}/beir")
+DEMO |= dict(finetune_epochs=1, finetune_batch_size=64)
 
 
 def parse_args():
@@ -360,8 +380,8 @@ def parse_args():
     positive_float = number(float, 1e-9)
     two = number(int, 2)  # a contrastive loss needs two texts
     parser = ArgumentParser(__doc__)
-    parser.add_model_options("princeton-nlp/sup-simcse-roberta-large")
-    parser.add_data_options(NLI)
+    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
+    add_data_options(parser, NLI)
     section = "(default: %(default)s; paper §4.3)"
     stage_1 = "stage 1 (default: %(default)s; paper Table 1)"
     stage_2 = "stage 2 (default: %(default)s; paper Table 1)"
@@ -388,73 +408,63 @@ def parse_args():
     add("--finetune-temperature", type=positive_float, default=0.05, help=stage_2)
     add = parser.add_argument_group("retrieval (--task dr)").add_argument
     measures = ("cosine", "dot")
-    add("--beir", help="BEIR folder, or data set on the Hub (default: BeIR/msmarco)")
+    beir = "BEIR folder, or data set on the Hub (default: %(default)s)"
+    add("--beir", default="BeIR/msmarco", help=beir)
     add("--test-split", default="test", help="qrels/TEST_SPLIT.tsv (default: test; paper: dev)")
     add("--dev-queries", type=positive_int, default=2000, help="at most this many (default: 2000)")
+    prompt = "text before each {} (default: the prompt of this name in a model's folder)"
+    add("--query-prompt", help=prompt.format("query"))
+    add("--passage-prompt", help=prompt.format("passage"))
     add("--similarity", choices=measures, default="cosine", help="ranks passages (default: cosine)")
     add("--teacher-similarity", choices=measures, help="(default: --similarity)")
     add("--hard-negatives", type=positive_int, default=8, help=f"passages per answer {section}")
-    parser.add_run_options("runs/ibkd", max_length=128, eval_steps=500)
-    args = parser.parse(DEMO)
-    resolve_defaults(parser, args)
-    return args
-
-
-def resolve_defaults(parser, args):
-    """Fill in the options that were not given. Raises UserError for one that the run ignores."""
+    add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500)
+    args = parse(parser, DEMO)
     if args.stage is None:
         only_texts = args.task == "sts" and args.train != NLI and not args.triplets
         args.stage = "distill" if only_texts else "both"
-    unused = STAGE_2_OPTIONS if args.stage == "distill" else []
-    parser.leave_out(args, unused, "this run has no stage 2")
+    args.triplets = args.triplets or NLI
+    args.teacher_similarity = args.teacher_similarity or args.similarity
     for name, value in TABLE_1[args.task].items():
-        if getattr(args, name) is None and name not in unused:
+        if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.task == "sts":
-        parser.leave_out(args, DR_OPTIONS, "it is for --task dr, which is not given")
-        args.triplets = args.triplets or NLI
-    else:
-        parser.leave_out(args, STS_OPTIONS, "--task dr reads --beir alone")
-        args.beir = args.beir or "BeIR/msmarco"
-        args.teacher_similarity = args.teacher_similarity or args.similarity
+    return args
 
 
 def main():
     args = parse_args()
+    task = TASKS[args.task](args)
+    run = Run(args, [__file__], task.read)
+    if run.is_complete():
+        return
     student = load_student(args)
-    uncut = student.uncut_parameters
+    num_heads = len(student.heads)
+    begins = args.stage != "finetune" and "distill" not in run.finished
     teacher = None
-    if args.stage != "finetune" or args.task == "dr":  # where it finds hard negatives
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device).eval()
-    task = TASKS[args.task](teacher, args)
-    num_heads = len(student.heads)  # of the student that stage 2 starts from
-    if args.keep_mapping and args.stage != "finetune":
-        num_heads += 1
+    if begins or args.task == "dr":  # where it finds the hard negatives
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
 
-    data = dict(train=task.texts, labeled=task.labeled, examples=task.examples)
-    run = Run(args, teacher=teacher, student=student, dev=task.dev, **data)
-    if not run.scores:
-        if teacher:
-            run.scores["teacher"] = task.scores(teacher)
+    if begins:
+        run.scores["teacher"] = task.scores(teacher)
         run.scores["student before"] = task.scores(student)
-    if args.stage != "finetune" and "distill" not in run.finished:
-        targets = teacher_embeddings(embed, teacher, task.texts, args.max_length, args.precision)
-        steps = distill(student, task.texts, targets, task.dev_score, run, args)
-        run.finish(*steps, {"best of stage 1": task.scores(load_best(args))})
+        texts = task.texts(teacher)
+        targets = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
+        teacher.to("cpu")  # it leaves a GPU's memory to the student
+        steps = distill(student, task.texts(student), targets, task.dev_score, run, args)
+        best = load_encoder(args.output, device=args.device)
+        run.finish(*steps, {"best of stage 1": task.scores(best)})
     if args.stage != "distill" and "finetune" not in run.finished:
         if args.stage == "both":
-            student = load_best(args)
-            del student.heads[num_heads:]  # W_proj, if stage 2 has begun
-        steps = finetune(student, task.labeled, task.examples, task.dev_score, run, args)
-        run.finish(*steps, {"best of stage 2": task.scores(load_best(args))})
+            student = load_encoder(args.output, device=args.device)
+            del student.heads[num_heads + args.keep_mapping :]  # W_proj, if stage 2 had begun
+        else:
+            run.scores["student before"] = task.scores(student)
+        examples = task.examples(student, teacher)
+        steps = finetune(student, *examples, task.dev_score, run, args)
+        best = load_encoder(args.output, device=args.device)
+        run.finish(*steps, {"best of stage 2": task.scores(best)})
     text = f"Trained by `ibkd.py` (IBKD, arXiv:2311.05472), task {args.task}."
-    metric = "spearman_cosine" if args.task == "sts" else None
-    write_card(run, args, load_best(args), uncut, text, metric=metric)
-
-
-def load_best(args):
-    """The best student so far, which distill() or finetune() has saved."""
-    return load_encoder(args.output, device=args.device)
+    write_card(run, args, load_encoder(args.output), text)
 
 
 if __name__ == "__main__":
