@@ -19,7 +19,8 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
   - tau is fixed at 0.05; the paper gives no value; --learn-temperature learns it.
   - The optimizer's betas and the schedule of the learning rate are those of the authors' code.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
-  - The bank is cleared at the start of an epoch, so that no embedding of the same sentence is left.
+  - The bank is cleared at the start of an epoch (paper: only its oldest entries go), so that no
+    embedding of the same sentence is left.
   - KD averages over the batch (eq. 2: sum) and is unclipped, as in the authors' code.
   - KD cuts texts at 128 tokens (authors' code: 64), in both stages.
 
@@ -119,7 +120,7 @@ from common import write_card
 
 def warmup_cosine(step, epoch_steps, total):
     """Factor of the learning rate: rises for a tenth of an epoch, then falls to 0 as a cosine."""
-    warmup = max(1, min(epoch_steps, total) // 10)
+    warmup = max(1, min(epoch_steps // 10, total))
     if step < warmup:
         return step / warmup
     return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
@@ -189,9 +190,9 @@ def distill(student, sentences, targets, dev_set, run, args):
                 best, best_step = dev, step
                 save_encoder(student, args.output)
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step, bank))
             if step - best_step >= patience_steps:
                 break
+            run.checkpoint(state, (step, best, best_step, bank))
     return best_step, step
 
 
@@ -255,7 +256,7 @@ NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 NLI = "nli_for_simcse.csv"
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", triplets=f"{DEMO_FOLDER}/triplets.csv")
 DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, lr=1e-4, eval_steps=100)
+DEMO |= dict(epochs=1, batch_size=64, lr=1e-4, eval_steps=100, group_by_length=True)
 DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
 
 
@@ -308,7 +309,7 @@ def main():
     student = load_student(args, default="pooler")
     millions = sum(value.numel() for value in student.parameters()) / 1e6  # rates: section 4.2
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
-    # The paper's student of 52M has 67M with its embeddings.
+    # The student that the paper counts as 52M has 67M here.
     args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
     dev_set = {"dev": sets["dev"]}
 

@@ -45,6 +45,7 @@ BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # progress 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # padding included, when encoding
+CHUNK = 100_000  # texts that the teacher encodes at a time
 
 
 class Tokens:
@@ -67,12 +68,15 @@ class Tokens:
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.pad = encoder.tokenizer.pad_token_id or 0  # masked positions may hold any token
 
+    def row(self, i):
+        return self.ids[self.starts[i] : self.starts[i + 1]]
+
     def batch(self, rows, device="cpu"):
         """Row numbers [N] -> input_ids, attention_mask, both [N, L], L the longest of the rows."""
         lengths = self.lengths[rows]
         mask = np.arange(lengths.max()) < lengths[:, None]
         ids = np.full(mask.shape, self.pad, np.int64)
-        ids[mask] = np.concatenate([self.ids[self.starts[i] : self.starts[i + 1]] for i in rows])
+        ids[mask] = np.concatenate([self.row(i) for i in rows])
         return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
@@ -83,20 +87,38 @@ def to_device(array, device):
     return tensor
 
 
+def cut(rows, size):
+    """Row numbers [n] -> a list of arrays [size], the last of which may be shorter."""
+    return np.split(rows, range(size, len(rows), size))
+
+
+def epoch_batches(lengths, batch_size, group_by_length, random):
+    """The batches of one epoch in random order -> a list of row numbers [N].
+
+    group_by_length: sort rows by length within windows of 100 batches, for less padding, and
+    shuffle the batches of a window.
+    """
+    order = random.permutation(len(lengths))
+    if not group_by_length:
+        return cut(order, batch_size)
+    epoch = []
+    for window in cut(order, 100 * batch_size):
+        by_length = window[np.argsort(lengths[window], kind="stable")]
+        parts = cut(by_length, batch_size)
+        epoch += [parts[i] for i in random.permutation(len(parts))]
+    return epoch
+
+
 def batches(lengths, batch_size, seed, group_by_length, done, total, drop_last=False):
     """Yield (step, row numbers [N]) for the steps done + 1 to total, epoch after epoch.
 
-    An epoch's random order depends on (seed, epoch) alone. lengths [n]: in tokens. group_by_length:
-    see grouped(). drop_last: leave out an epoch's last batch if it is smaller than the others.
+    An epoch's batches depend on (seed, epoch) alone. lengths [n]: in tokens. drop_last: leave out
+    an epoch's last batch if it is smaller than the others.
     """
     step = 0
     for epoch in itertools.count():
         random = np.random.default_rng([seed, epoch])
-        order = random.permutation(len(lengths))
-        cut = np.split(order, range(batch_size, len(order), batch_size))
-        if group_by_length:
-            cut = grouped(order, lengths, batch_size, random)
-        for rows in cut:
+        for rows in epoch_batches(lengths, batch_size, group_by_length, random):
             if step == total:
                 return
             if drop_last and len(rows) < batch_size:
@@ -104,15 +126,6 @@ def batches(lengths, batch_size, seed, group_by_length, done, total, drop_last=F
             step += 1
             if step > done:
                 yield step, rows
-
-
-def grouped(order, lengths, batch_size, random):
-    """Within windows of 100 batches, sort rows by length, for less padding; shuffle the batches."""
-    window = 100 * batch_size
-    for rows in np.split(order, range(window, len(order), window)):
-        rows = rows[np.argsort(lengths[rows], kind="stable")]
-        cut = np.split(rows, range(batch_size, len(rows), batch_size))
-        yield from [cut[i] for i in random.permutation(len(cut))]
 
 
 def step_seed(seed, step):
@@ -145,15 +158,12 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
             bar.update(len(batch))
     encoder.train(training)
     vectors = np.concatenate(parts)[np.argsort(order)]
-    for row, vector in zip(rows, vectors):
-        if not np.isfinite(vector).all() or not vector.any():
-            text = encoder.tokenizer.decode(tokens.ids[tokens.starts[row] : tokens.starts[row + 1]])
-            problem = f"the embedding of {text!r:.60} is zero or not finite"
-            raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
+    valid = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    if not valid.all():
+        text = encoder.tokenizer.decode(tokens.row(rows[valid.argmin()]))
+        problem = f"the embedding of {text!r:.60} is zero or not finite"
+        raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
     return vectors
-
-
-CHUNK = 100_000  # texts encoded at a time
 
 
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
@@ -164,8 +174,8 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     """
     tokens = Tokens(teacher, texts, max_length)
     settings = [inspect.getsource(embed), str(teacher), teacher.model.config.to_json_string()]
-    settings += [str(vars(teacher).get(name)) for name in ("pooling", "normalize")]
-    digest = hashlib.sha256(json.dumps([*settings, precision, key]).encode())
+    settings += [teacher.pooling, teacher.normalize, precision, key]
+    digest = hashlib.sha256(repr(settings).encode())
     for value in teacher.state_dict().values():
         digest.update(value.cpu().contiguous().numpy())
     digest.update(tokens.ids)
@@ -173,26 +183,16 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     file = CACHE / f"teacher-{digest.hexdigest()[:32]}.npy"
     exists = gather(torch.tensor([file.exists()]), WORLD_SIZE)  # for each process
     if not exists.all():
-        chunks = np.split(np.arange(len(texts)), range(CHUNK, len(texts), CHUNK))
-        parts = (encode(embed, teacher, tokens, precision, rows) for rows in chunks)
-        if LOCAL_RANK == 0:
-            write_array(file, len(texts), parts)
-        else:
-            for _ in parts:  # all processes encode each part together
-                pass
+        with replacing(file) as new, open(new if LOCAL_RANK == 0 else os.devnull, "wb") as out:
+            for rows in cut(np.arange(len(texts)), CHUNK):
+                part = encode(embed, teacher, tokens, precision, rows)  # by all processes together
+                if rows[0] == 0:
+                    shape = (len(texts), part.shape[1])
+                    header = dict(descr="<f4", fortran_order=False, shape=shape)
+                    np.lib.format.write_array_header_1_0(out, header)
+                out.write(part)
         wait()
     return np.load(file, mmap_mode="r")
-
-
-def write_array(file, n, parts):
-    """Write arrays [., D], which are [n, D] together, as one .npy file."""
-    with replacing(file) as new:
-        first = next(parts)
-        array = np.lib.format.open_memmap(new, "w+", np.float32, (n, first.shape[1]))
-        start = 0
-        for part in itertools.chain([first], parts):
-            array[start : start + len(part)] = part
-            start += len(part)
 
 
 # ---- Several processes: these functions do nothing when there is only one ------------------------
@@ -236,12 +236,6 @@ def wait():
     gather(torch.zeros(1), WORLD_SIZE)
 
 
-def note(text):
-    """Print a line on stderr, from process 0."""
-    if RANK == 0:
-        print(text, file=sys.stderr)
-
-
 # ---- Scores --------------------------------------------------------------------------------------
 
 
@@ -274,8 +268,8 @@ def table(rows):
     lines = [["model", *names], ["---"] + ["---:"] * len(names)]
     for name, row in rows.items():
         lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in names])
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    padded = [[cell.ljust(width) for cell, width in zip(cells, widths)] for cells in lines]
+    first, *others = [max(map(len, cells)) for cells in zip(*lines)]
+    padded = [[cells[0].ljust(first), *map(str.rjust, cells[1:], others)] for cells in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
@@ -323,7 +317,7 @@ def read_sentences(name):
     """
     path = resolve_data(name)
     if path.name.lower().endswith((".csv", ".csv.gz")):
-        return list(dict.fromkeys(text for row in read_triplets(path) for text in row))
+        return list(dict.fromkeys(itertools.chain(*read_triplets(path))))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     return list(read_rows(path, str.strip, form))
 
@@ -332,11 +326,14 @@ def read_triplets(name):
     """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
     path = resolve_data(name)
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
+    lines = read_rows(path, lambda line: line + "\n", form)
     rows = []
     with one_line_errors(path, form) as place:
-        reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
+        reader = csv.reader(lines, strict=True)
         for fields in reader:
-            place.line = reader.line_num
+            place.line = reader.line_num  # a field may have several lines
+            if not fields:  # a blank line
+                continue
             rows.append([text.strip() for text in fields])
             if len(fields) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
                 raise ValueError(f"{len(fields)} columns, an empty one, or another header")
@@ -377,15 +374,17 @@ def read_sts(folder, split="test"):
         folder = benchmark.with_name(f"{year}-en-test")
         names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - no_sentences
         sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
+    sets["STS-B"] = pairs
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
-    return sets | {"STS-B": pairs, "SICK-R": read_scored_pairs(sick, (1, 2, 3), exact=False)}
+    sets["SICK-R"] = read_scored_pairs(sick, (1, 2, 3), exact=False)
+    return sets
 
 
 def read_sts_subset(folder, name):
-    """STS.input.NAME and STS.gs.NAME of a year -> the scored pairs. Raises UserError."""
+    """STS.input.NAME and STS.gs.NAME of a year -> scored pairs. Raises UserError."""
     form = "STS.gs has one score, or none, for each line of STS.input"
-    parse = partial(split_columns, positions=(0, 1), exact=False)
-    texts = list(read_rows(folder / f"STS.input.{name}", parse, form))
+    first_two = partial(split_columns, positions=(0, 1), exact=False)
+    texts = list(read_rows(folder / f"STS.input.{name}", first_two, form))
     gold = folder / f"STS.gs.{name}"
     scores = list(read_rows(gold, lambda line: gold_score(line) if line else math.nan, form))
     if len(scores) != len(texts):
@@ -399,7 +398,6 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-MODULES = "sentence_transformers.models"
 POOLING_FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
 
 
@@ -408,7 +406,7 @@ class Encoder(nn.Module):
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
-    tokens. `prompt`: put before each text; `prompts`: {name: prompt}.
+    tokens. `prompt`: put before each text; `prompts`: by name; `stated`: the file that states them.
     """
 
     @property
@@ -439,13 +437,14 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
         encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
         stated = (pooling, [], False) if pooling else read_modules(folder, entries, default)
         encoder.pooling, heads, encoder.normalize = stated
+        pooler = getattr(encoder.model, "pooler", None)
+        if pooling == "pooler" and not pooler:
+            raise ValueError("it has no pooler")
         if encoder.pooling == "pooler":
             encoder.pooling = "cls"
-            if getattr(encoder.model, "pooler", None):
-                heads = [nn.Sequential(encoder.model.pooler.dense, nn.Tanh())]
+            if pooler:
+                heads = [nn.Sequential(pooler.dense, nn.Tanh())]
                 encoder.model.pooler = None  # it is saved as a dense head alone
-            elif pooling:
-                raise ValueError("it has no pooler")
         encoder.heads = nn.Sequential(*heads)
         if layers:
             keep_layers(encoder.model, layers)
@@ -456,6 +455,8 @@ def load_transformer(folder, dropout=None):
     """-> a model in float32, its tokenizer. Raises ValueError for weights that are missing."""
     options = dict(trust_remote_code=False)  # transformers would else ask, and run it
     config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if config.is_encoder_decoder:
+        raise ValueError("it has an encoder and a decoder, which is not supported")
     config.use_cache = False  # of keys and values, for decoders that generate
     if dropout is not None:
         for key, value in config.to_dict().items():
@@ -491,20 +492,19 @@ def keep_layers(model, layers):
     if stack is None:  # as in ALBERT
         raise ValueError(f"it has no list of {depth} layers that could be cut")
     by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
-    kept = layers.split(",")
-    if len(by_number.keys() & kept) < len(kept):  # one is unknown, or named twice
+    numbers = layers.split(",")
+    if len(by_number.keys() & numbers) < len(numbers):  # one is unknown, or named twice
         raise ValueError(f"layers {layers}: choose different ones from {[*range(depth)]}")
+    kept = [by_number[number] for number in numbers]
+    for layer, replaced in zip(kept, stack):
+        if layer.state_dict().keys() != replaced.state_dict().keys():  # ModernBERT's 0 has no norm
+            raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first")
     del stack[:]
-    stack.extend(by_number[number] for number in kept)
+    stack.extend(kept)
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
-            setattr(model.config, key, [value[int(number)] for number in kept])
+            setattr(model.config, key, [value[int(number)] for number in numbers])
     model.config.num_hidden_layers = len(kept)
-    with torch.device("meta"):
-        built = transformers.AutoModel.from_config(model.config)
-    built.pooler = getattr(model, "pooler", None)
-    if built.state_dict().keys() != model.state_dict().keys():  # ModernBERT's layer 0 has no norm
-        raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first, as in 0,2")
 
 
 def read_modules(folder, entries, default):
@@ -514,26 +514,29 @@ def read_modules(folder, entries, default):
     kinds = [entry["type"].split(".")[-1] for entry in entries]
     if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
-    config = read_json(folder / entries[1]["path"] / "config.json", {})
+    places = [folder / entry["path"] for entry in entries]
+    config = read_json(places[1] / "config.json", {})
     has_prompt = config.pop("include_prompt", True)
     flags = [key.removeprefix("pooling_mode_") for key in config if config[key] is True]
     named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
     pooling = config.get("pooling_mode", named)
     if pooling not in POOLING_FLAGS.values() or not has_prompt:
         raise ValueError(f"its pooling, {pooling}, is not supported; see --pooling")
-    heads = []
-    for entry in entries[2 : 2 + kinds.count("Dense")]:
-        place = folder / entry["path"]
-        config = read_json(place / "config.json", {})
-        linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-        if (place / "model.safetensors").exists():
-            tensors = load_file(place / "model.safetensors")
-        else:
-            tensors = torch.load(place / "pytorch_model.bin", "cpu", weights_only=True)
-        nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
-        activation = getattr(nn, config["activation_function"].split(".")[-1])()
-        heads.append(nn.Sequential(linear, activation))
+    heads = [read_dense(place) for place, kind in zip(places, kinds) if kind == "Dense"]
     return pooling, heads, kinds[-1] == "Normalize"
+
+
+def read_dense(place):
+    """The folder of a Dense module -> (linear, activation)."""
+    config = read_json(place / "config.json", {})
+    linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
+    if (place / "model.safetensors").exists():
+        tensors = load_file(place / "model.safetensors")
+    else:
+        tensors = torch.load(place / "pytorch_model.bin", "cpu", weights_only=True)
+    nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
+    activation = getattr(nn, config["activation_function"].split(".")[-1])
+    return nn.Sequential(linear, activation())
 
 
 def save_encoder(encoder, folder, pooling=()):
@@ -545,13 +548,11 @@ def save_encoder(encoder, folder, pooling=()):
     if RANK > 0:
         return
     modules = list(pooling) or [pooling_module(encoder, encoder.pooling)]
-    for linear, activation in encoder.heads:
-        config = dict(in_features=linear.in_features, out_features=linear.out_features)
-        config["bias"] = linear.bias is not None
-        config["activation_function"] = f"torch.nn.{type(activation).__name__}"
-        modules.append(("Dense", config, linear.state_dict(prefix="linear."), {}))
+    modules += [dense_module(*head) for head in encoder.heads]
     if encoder.normalize:
         modules.append(("Normalize", {}, {}, {}))
+    package = "sentence_transformers.models"
+    entries = [dict(idx=0, name="0", path="", type=f"{package}.Transformer")]
     folder = Path(folder)
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)
@@ -560,18 +561,14 @@ def save_encoder(encoder, folder, pooling=()):
         encoder.tokenizer.save_pretrained(new)
         write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
         write_json(new / "config_sentence_transformers.json", encoder.stated)
-        entries = [dict(idx=0, name="0", path="", type=f"{MODULES}.Transformer")]
         for number, (kind, config, tensors, stated) in enumerate(modules, 1):
             path = f"{number}_{kind}"
-            entry = dict(idx=number, name=str(number), path=path, type=f"{MODULES}.{kind}")
+            entry = dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}")
             entries.append(entry | stated)
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
-        for file in [path for path in new.rglob("*") if path.is_file()]:
-            target = folder / file.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(file, target)
+        shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)  # moves files
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
 
@@ -581,6 +578,14 @@ def pooling_module(encoder, pooling):
     config = {f"pooling_mode_{flag}": name == pooling for flag, name in POOLING_FLAGS.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
     return "Pooling", config, {}, {}
+
+
+def dense_module(linear, activation):
+    """A head as a module of sentence-transformers, for save_encoder()."""
+    config = dict(in_features=linear.in_features, out_features=linear.out_features)
+    config["bias"] = linear.bias is not None
+    config["activation_function"] = f"torch.nn.{type(activation).__name__}"
+    return "Dense", config, linear.state_dict(prefix="linear."), {}
 
 
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
@@ -655,23 +660,8 @@ class Run:
         """
         self.folder = Path(args.output)
         self.device = args.device
-        settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
-        del settings["--output"]
-        code, content = hashlib.sha256(), hashlib.sha256()
-        for file in (__file__, *files):
-            code.update(Path(file).read_bytes())
-        for row in itertools.chain.from_iterable(texts):
-            content.update(repr(row).encode())
-        settings |= {"the code": code.hexdigest(), "the texts": content.hexdigest()}
-        before = read_json(self.folder / "args.json", None)
-        if before is None and any(self.folder.glob("[!.]*")):  # hidden files: of a killed run
-            raise UserError(f"{self.folder}: has other files; choose another --output")
-        for name, value in settings.items():
-            if before and before.get(name) != value:
-                other = f"with {name} {before.get(name)}, not {value}"
-                other = other if name.startswith("--") else f"before {name} changed"
-                advice = "choose another --output, or delete the folder"
-                raise UserError(f"{self.folder}: has a run {other}; {advice}")
+        self.settings = run_settings(args, files, texts)
+        refuse_another_run(self.folder, self.settings)
         self.saved = dict(stage=None, scores={}, finished=[], log=[])
         checkpoint = self.folder / "checkpoint.pt"
         if checkpoint.exists():
@@ -680,11 +670,8 @@ class Run:
         self.scores = self.saved["scores"]  # {row: {column: score}}
         self.finished = self.saved["finished"]  # names of stages
         self.lines = self.saved["log"]
+        self.stage = None
         wait()  # until all processes have read the folder
-        if RANK == 0:
-            write_json(self.folder / "args.json", settings)
-            with replacing(self.folder / "metrics.jsonl") as new:
-                new.write_text("".join(self.lines))  # without what came after the checkpoint
 
     def is_complete(self):
         """True, and the table of scores is printed, if nothing is left to do."""
@@ -700,8 +687,13 @@ class Run:
         tensors, the step first, that a new stage begins with.
         """
         self.stage = stage
+        if RANK == 0:
+            for file in self.folder.glob(".checkpoint.pt.*"):  # that a kill has left half-written
+                file.unlink()
+            with replacing(self.folder / "metrics.jsonl") as new:
+                new.write_text("".join(self.lines))  # without what came after the checkpoint
         if self.saved["stage"] == stage:
-            for part, state in zip(modules, self.saved["states"], strict=True):
+            for part, state in zip(modules, self.saved.pop("states")):
                 part.load_state_dict(state)
             progress = self.saved["progress"]
         self.bar = tqdm(desc=stage, total=total, initial=progress[0], unit="step", **BAR)
@@ -729,14 +721,15 @@ class Run:
         self.save((), ())
 
     def save(self, modules, progress):
-        """Write the checkpoint."""
-        states = [part.state_dict() for part in modules]
-        self.saved = dict(stage=self.stage, states=states, progress=progress)
-        self.saved |= dict(scores=self.scores, finished=self.finished, log=self.lines)
-        file = self.folder / "checkpoint.pt"
+        """Write args.json and the checkpoint."""
         if RANK == 0:
+            write_json(self.folder / "args.json", self.settings)
+            state = dict(stage=self.stage, progress=progress, scores=self.scores)
+            state |= dict(finished=self.finished, log=self.lines)
+            state["states"] = [part.state_dict() for part in modules]
+            file = self.folder / "checkpoint.pt"
             with one_line_errors(file, "free disk space"), replacing(file) as new:
-                torch.save(self.saved, new)
+                torch.save(state, new)
         self.saved_at = time.perf_counter()
 
     def restart_clock(self):
@@ -757,6 +750,7 @@ class Run:
             self.restart_clock()
 
     def log_dev(self, step, score):
+        wait()  # until process 0 has saved the student, which the others may load
         self.write_line(step, dev=score)
         self.bar.set_postfix_str(f"dev {score:.2f}")
 
@@ -774,6 +768,30 @@ class Run:
                 file.write(self.lines[-1])
 
 
+def run_settings(args, files, texts):
+    """-> {"--option": value}, and hashes of the code and of all texts that the run reads."""
+    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+    del settings["--output"]
+    code = b"".join(Path(file).read_bytes() for file in (__file__, *files))
+    settings["code"] = f"sha256 {hashlib.sha256(code).hexdigest()[:16]}"
+    content = hashlib.sha256()
+    for row in itertools.chain.from_iterable(texts):
+        content.update(repr(row).encode())
+    settings["texts"] = f"sha256 {content.hexdigest()[:16]}"
+    return settings
+
+
+def refuse_another_run(folder, settings):
+    """Raise UserError if the folder has a run with other settings, or files of no run."""
+    before = read_json(folder / "args.json", None)
+    if before is None and any(folder.glob("[!.]*")):  # hidden files: of a killed run
+        raise UserError(f"{folder}: has other files; choose another --output")
+    for name, value in settings.items():
+        if before and before.get(name) != value:
+            problem = f"has a run with {name} {before.get(name)}, not {value}"
+            raise UserError(f"{folder}: {problem}; choose another --output, or delete the folder")
+
+
 USAGE = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{folder}")
@@ -781,14 +799,10 @@ embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
 CARD = """---
 base_model: {base}
 library_name: {library}
-pipeline_tag: sentence-similarity
-tags: [knowledge-distillation]
+tags: [sentence-similarity, knowledge-distillation]
 ---
 
-# {name}
-
-{text} It began as {base}, has {layers} layers and {millions:.1f} million parameters, reads up to
-{max_length} tokens, and returns embeddings of {dimension} dimensions.
+{text} It began as {base} and returns embeddings of {dimension} dimensions.
 
 ```python
 {usage}
@@ -805,20 +819,18 @@ def write_card(run, args, student, text, usage=USAGE):
 
     text: what trained it; usage: Python that loads it.
     """
+    if RANK > 0:
+        return
+    run.save((), ())
     base = args.student or args.teacher
-    values = dict(name=run.folder.name, text=text, table=table(run.scores))
+    values = dict(text=text, table=table(run.scores), dimension=student.dimension)
     values["base"] = Path(base).name if Path(base).exists() else base
     values["library"] = "sentence-transformers" if usage == USAGE else "transformers"
-    values["layers"] = student.model.config.num_hidden_layers
-    values["millions"] = sum(value.numel() for value in student.parameters()) / 1e6
-    values["max_length"] = student.max_length
-    values["dimension"] = student.dimension
     values["usage"] = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
     values["command"] = shlex.join(["python", *sys.argv])
-    if RANK == 0:
-        with replacing(run.folder / "README.md") as new:
-            new.write_text(CARD.format(**values), "utf-8")
-        print(table(run.scores))
+    with replacing(run.folder / "README.md") as new:
+        new.write_text(CARD.format(**values), "utf-8")
+    print(values["table"])
     note(f"saved {run.folder}")
 
 
@@ -846,8 +858,8 @@ def add_model_options(parser, teacher, pooling="mean"):
     text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
     add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
     add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    rate = number(float, 0, 0.99)
-    add("--dropout", type=rate, help="of the student (default: its folder's; 0 if it is cut)")
+    text = "of the student (default: its folder's; 0 if it is cut)"
+    add("--dropout", type=number(float, 0, 0.99), help=text)
 
 
 def add_data_options(parser, train):
@@ -860,24 +872,26 @@ def add_data_options(parser, train):
 
 def add_run_options(parser, output, max_length, eval_steps, max_steps=0, precisions=()):
     """Options of every run; the arguments are defaults, and further choices of --precision."""
-    add = parser.add_argument_group("run").add_argument
-    is_default = "(default: %(default)s)"
-    add("--output", default=output, help=f"folder for student, log and checkpoint {is_default}")
-    text = f"training steps {is_default}" if max_steps else "at most this many per stage; 0: all"
-    add("--max-steps", type=number(int, min(1, max_steps)), default=max_steps, help=text)
-    text = f"longest training text, in tokens (default: {max_length or 'set by --objective'})"
-    add("--max-length", type=number(int, 3), default=max_length, help=text)  # [CLS], text, [SEP]
-    text = f"steps between dev scores (default: {eval_steps or 'an epoch'})"
-    add("--eval-steps", type=number(int, 1), default=eval_steps, help=text)
-    add("--seed", type=number(int, 0), default=0, help=is_default)
-    text = "batches of texts of similar length: less padding (default: random order)"
-    add("--group-by-length", action="store_true", help=text)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cuda", "cpu"), default=device, help=f"here {is_default}")
-    has_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision = "bf16" if has_bf16 else "fp32"
-    text = "(default: bf16 if a GPU has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16", *precisions), default=precision, help=text)
+    here = "(default here: %(default)s)"
+    steps = (
+        f"training steps (default: {max_steps})"
+        if max_steps
+        else "at most this many steps per stage; 0: all"
+    )
+    length = f"in tokens, of a training text (default: {max_length or 'set by --objective'})"
+    interval = f"steps between dev scores (default: {eval_steps or 'an epoch'})"
+    order = "batches of texts of similar length: less padding (default: random order)"
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default=output, help="folder for everything (default: %(default)s)")
+    add("--max-steps", type=number(int, min(1, max_steps)), default=max_steps, help=steps)
+    add("--max-length", type=number(int, 3), default=max_length, help=length)  # [CLS], text, [SEP]
+    add("--eval-steps", type=number(int, 1), default=eval_steps, help=interval)
+    add("--seed", type=number(int, 0), default=0, help="(default: %(default)s)")
+    add("--group-by-length", action="store_true", help=order)
+    add("--device", choices=("cuda", "cpu"), default=device, help=here)
+    precision = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16", *precisions), help=precision)
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
 
 
@@ -885,7 +899,12 @@ def parse(parser, demo):
     """-> the arguments, whose defaults are those of `demo` if --demo is given."""
     if "--demo" in sys.argv:
         parser.set_defaults(**demo, output=f"{parser.get_default('output')}-demo")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.precision is None:
+        on_gpu = args.device == "cuda"
+        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        args.precision = "bf16" if has_bf16 else "fp32"
+    return args
 
 
 def number(kind, low, high=10**9):
@@ -908,13 +927,14 @@ def load_student(args, default="mean"):
     """The encoder that the options describe. Raises UserError."""
     if not args.student and not args.student_layers:
         raise UserError("give --student, or --student-layers to cut it from the teacher")
-    dropout = args.dropout
-    if args.student_layers and dropout is None:
-        dropout = 0.0
     name = args.student or args.teacher
     pooling = args.pooling
     if not args.student:  # it is pooled like the teacher, from which it is cut
-        pooling, default = pooling or args.teacher_pooling, "mean"
+        pooling = pooling or args.teacher_pooling
+        default = "mean"
+    dropout = args.dropout
+    if args.student_layers and dropout is None:
+        dropout = 0.0
     student = load_encoder(name, pooling, args.student_layers, default, dropout, args.device)
     student.name = f"the student of {args.output}"
     return student
@@ -972,6 +992,12 @@ def run_main(main):
         sys.exit(2)
 
 
+def note(text):
+    """Print a line on stderr, from process 0."""
+    if RANK == 0:
+        print(text, file=sys.stderr)
+
+
 def read_json(path, default):
     """The content of a JSON file, or `default` if there is none. Raises UserError."""
     if not path.exists():
@@ -987,11 +1013,12 @@ def write_json(path, content):
 
 @contextlib.contextmanager
 def replacing(path):
-    """Give the block another name to write to, and rename that to `path` if the block succeeds."""
+    """Give the block another name to write to, then rename what it has written to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
     try:
         yield new
-        os.replace(new, path)
+        if new.exists():
+            os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ Departures that change results (docs/congen.md has all of them, next to the auth
   - The sentences that fill the queue at the start are also trained on.
   - A student cut to --student-layers trains without dropout.
 
-  python congen.py --student bert-base-uncased         the paper's setting, with word deletion
+  python congen.py --student bert-base-uncased         the paper's student, with word deletion
   python congen.py --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
@@ -161,7 +161,8 @@ def distill(student, first, second, targets, dev_set, run, args):
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
     patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
     start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
-    queue = to_device(targets[start], args.device)  # K random sentences (section 4.1), [K, D]
+    # K random sentences (section 4.1), [K, D], of which the first drawn leave first.
+    queue = to_device(targets[start[::-1]], args.device)
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
 
@@ -209,9 +210,9 @@ def distill(student, first, second, targets, dev_set, run, args):
                 best, best_step = dev, step
                 save_encoder(student, args.output)
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step, queue))
             if step - best_step >= patience_steps:
                 break
+            run.checkpoint(state, (step, best, best_step, queue))
     return best_step, step
 
 
@@ -228,7 +229,7 @@ def second_views(first, second, rows, seed):
 
 DEMO = dict(teacher=MINILM, student_layers="1,3,5")
 DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, lr=5e-4, eval_steps=50)
+DEMO |= dict(epochs=1, batch_size=64, lr=5e-4, eval_steps=50, group_by_length=True)
 
 
 def parse_args():

@@ -85,6 +85,9 @@ def layer_positions(pooling, depth):
 def pool(hidden_states, attention_mask, pooling):
     """Section 5.6: combine layers at each token, then average the tokens that are not padding.
 
+    The order is that of the authors' code; the paper does not say over what it takes a maximum.
+
+
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
     attention_mask [N, L]; pooling: one of POOLINGS; "cls" returns the last layer's state at [CLS].
     Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
@@ -178,7 +181,7 @@ def train(encoder, sentences, dev_set, run, args):
 
 DEMO = dict(student=MINILM, student_layers="1,3,5")
 DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(pooling="avg", max_steps=100, eval_steps=25)
+DEMO |= dict(pooling="avg", max_steps=100, eval_steps=25, group_by_length=True)
 USAGE = """import eval_sts  # sentence-transformers cannot load it
 
 student, embed = eval_sts.load("{folder}")
@@ -199,7 +202,7 @@ def parse_args():
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
     add("--batch-size", type=number(int, 2), default=128, help=table_3)
-    add("--lr", type=positive_float, default=1e-5, help=f"falls linearly to 0 {table_3}")
+    add("--lr", type=positive_float, default=1e-5, help=f"falls to 0 as in the code {table_3}")
     options = dict(max_length=32, eval_steps=250, max_steps=20_000, precisions=["fp16"])
     add_run_options(parser, "runs/distilface", **options)
     return parse(parser, DEMO)

@@ -7,7 +7,7 @@ The teacher, a cross-encoder, reads both sentences of a pair at once. The studen
 sentence on its own, and a small network compares the two embeddings. Encoder and network together
 learn the teacher's logits and the labels. The embeddings of a catalogue are computed once, so that
 a new sentence takes one pass of the encoder instead of one pass per pair. A teacher that is a plain
-encoder is first fine-tuned on the task, and saved in OUTPUT/teacher.
+encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alpha 0 there is none.
 
     y, z --> teacher (cross-encoder) -----------> logits T_yz ----+
                                                                   v
@@ -39,7 +39,8 @@ def label_loss(logits, labels, task):
     """Section 3.5: l_lbl = -log softmax(S)_R for classes, (S - R)^2 for scores (task "stsb")
 
     logits S [N, C], C = 1 for scores; labels R [N], class numbers or scores. Returns the mean over
-    the batch, a scalar >= 0. The teacher is fine-tuned with the same loss of T and R (3.3).
+    the batch, a scalar >= 0. The teacher is fine-tuned with the same loss, of T and R, as in the
+    authors' code; 3.3 names none.
     """
     if task == "stsb":
         return (logits[:, 0] - labels).square().mean()
@@ -134,6 +135,7 @@ def add_head(encoder, classes):
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -419,42 +421,49 @@ def read_pairs(path, task, split):
     """
     if split in ("test", "mismatched") and not path.exists():
         return []
-    _, columns, classes = TASKS[task]
-    is_json = path.suffix == ".jsonl"
-    if is_json:
-        columns = ["text1", "text2", "label"]
-        classes = [*map(str, range(len(classes)))]
-    header = None
+    columns, classes = TASKS[task].columns, TASKS[task].classes
+    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
+    if path.suffix == ".jsonl":  # labels are class numbers or scores
+        columns, classes = ["text1", "text2", "label"], [*map(str, range(len(classes)))]
+        read_cells = json.loads
+    else:
+        header = next(read_rows(path, str, form)).split("\t")
+        header = header if {*columns} <= {*header} else columns
+        read_cells = partial(read_table_row, header)
 
     def parse(line):
-        nonlocal header
-        cells = json.loads(line) if is_json else line.split("\t")
-        if header is None:
-            header = list(cells) if is_json or {*columns} <= {*cells} else columns
-            if cells == header:
-                return None
-        if not is_json:
-            cells = dict(zip(header, cells)) if len(cells) == len(header) else {}
+        cells = read_cells(line)
+        if cells is None:
+            return None
         values = [cells.get(name) for name in columns]
         first, second, label = ["" if value is None else str(value).strip() for value in values]
         if label in NO_LABEL or not first or not second:
             return (first, second), None
         return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
 
-    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
     rows = list(read_rows(path, parse, form))
     labeled = [row for row in rows if row[1] is not None]
     if not labeled and split != "test":
         raise UserError(f"{path}: no labeled rows; {form}")
     if 0 < len(labeled) < len(rows):
-        note(f"{path}: incomplete rows left out: {len(rows) - len(labeled)}")
+        note(f"{path}: lines without two sentences and a label: {len(rows) - len(labeled)}")
     return labeled
+
+
+def read_table_row(header, line):
+    """-> {column: cell}; None for the header, and empty with too few or too many cells (QQP)."""
+    cells = line.split("\t")
+    if cells == header:
+        return None
+    return dict(zip(header, cells)) if len(cells) == len(header) else {}
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 DEMO = dict(teacher=MINILM, student_layers="1,3,5")
-DEMO |= dict(glue=f"{DEMO_FOLDER}/glue", task="stsb", batch_size=32, eval_steps=40)
+DEMO |= dict(
+    glue=f"{DEMO_FOLDER}/glue", task="stsb", batch_size=32, eval_steps=40, group_by_length=True
+)
 DEMO |= dict(epochs=4, lr=2e-4, teacher_epochs=2, teacher_lr=1e-4)
 TEACHER = """from transformers import AutoModelForSequenceClassification
 
@@ -526,6 +535,7 @@ def main():
             teacher = load_cross_encoder(run.folder / "teacher", *options)
         run.scores["teacher"] = scores(teacher, sets, args.task)
         targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
+        teacher.to("cpu")  # it leaves a GPU's memory to the student
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
     if args.teacher_only:
         write_card(run, args, teacher, text, TEACHER)

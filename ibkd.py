@@ -17,7 +17,7 @@ the mean of the student's own input embeddings. Stage 1 (distill) needs texts al
 
 Departures that change results (docs/ibkd.md has all of them, next to the authors' code):
   - The RBF kernel of eq. 7 is exp(-gamma |x - y|^2); the paper prints neither minus nor square.
-  - InfoNCE compares by the cosine, as in the authors' code; eq. 8 and 10 print inner products.
+  - InfoNCE compares by the cosine, as in the authors' code; the paper prints inner products.
   - W is dropped after stage 1 (--keep-mapping keeps it). The default data are NLI, not augmented.
   - A student cut to --student-layers trains without dropout.
 
@@ -82,9 +82,10 @@ def info_nce(student, teacher, temperature):
 def supervised_info_nce(anchor, positive, negatives, temperature, batch_negatives=False):
     """Eq. 10: L_i = -log( e(s_i, s_i^+) / (sum_j e(s_i, s_j^+) + sum_k e(s_i, s_ik^-)) )
 
-    with e(u, v) = exp(cos(u, v) / tau). anchor, positive [N, D]; negatives [N, K, D], the hard
-    negatives of each anchor; with batch_negatives, each anchor is contrasted with all N K of them;
-    temperature tau > 0. Returns the mean over the batch, a scalar >= 0.
+    with e(u, v) = exp(cos(u, v) / tau). The paper prints L_i without the minus. anchor, positive
+    [N, D]; negatives [N, K, D], the hard negatives of each anchor; with batch_negatives, each
+    anchor is contrasted with all N K of them; temperature tau > 0. Returns the mean over the batch,
+    a scalar >= 0.
     """
     if batch_negatives:
         hard = cosine(anchor, negatives.flatten(0, 1))  # [N, N K]
@@ -224,7 +225,10 @@ def embed_in_parts(encoder, tokens, rows, num_heads, device):
 
 
 def finetune(encoder, texts, examples, dev_score, run, args):
-    """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S), with the same sign as stage 1
+    """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S)
+
+    The paper prints -(L_nce^sup - beta_2 HSIC) with an eq. 10 without a minus, which is the same.
+
 
     X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an anchor, its
     positive and its K hard negatives. The student at the start is also a candidate: it is kept if
@@ -327,10 +331,10 @@ class Retrieval:
         self.args = args
         training = eval_retrieval.read_training(args.beir, args.dev_queries)
         self.passages, self.queries, self.answers, self.dev = training
-        self.test = (
-            None if args.skip_test else eval_retrieval.read_split(args.beir, args.test_split)
-        )
-        self.read = [self.passages, self.queries, self.answers, self.dev, self.test or []]
+        self.test = []
+        if not args.skip_test:
+            self.test = eval_retrieval.read_split(args.beir, args.test_split)
+        self.read = [self.passages, self.queries, self.answers, self.dev, self.test]
 
     def texts(self, encoder):
         self.retrieval.set_prompts(encoder, self.args)
@@ -372,7 +376,7 @@ TABLE_1 = {  # what differs between the tasks
 DEMO = dict(teacher=MINILM, student_layers="1,3,5", triplets=f"{DEMO_FOLDER}/triplets.csv")
 DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
 DEMO |= dict(epochs=1, batch_size=64, lr=4e-4, eval_steps=50, beir=f"{DEMO_FOLDER}/beir")
-DEMO |= dict(finetune_epochs=1, finetune_batch_size=64)
+DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, group_by_length=True)
 
 
 def parse_args():
@@ -460,6 +464,7 @@ def main():
         else:
             run.scores["student before"] = task.scores(student)
         examples = task.examples(student, teacher)
+        del teacher
         steps = finetune(student, *examples, task.dev_score, run, args)
         best = load_encoder(args.output, device=args.device)
         run.finish(*steps, {"best of stage 2": task.scores(best)})

@@ -79,8 +79,8 @@ def main():
     sentences = read_sentences(args.train)
     rows = np.random.default_rng(0).permutation(len(sentences))[:SENTENCES]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    teacher = load_encoder(args.teacher).to(device)
-    student = load_encoder(args.student, layers=args.student_layers).to(device)
+    teacher = load_encoder(args.teacher, device=device)
+    student = load_encoder(args.student, layers=args.student_layers, device=device)
     align(teacher, student, [sentences[row] for row in rows])
     save_encoder(teacher, args.output)
 

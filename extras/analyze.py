@@ -1,26 +1,23 @@
-"""Draw the papers' figures of embedding spaces and of training: PNG, SVG, and the numbers as JSON.
+"""Draw the papers' figures of embedding spaces: PNG, SVG, and the numbers as JSON.
 
   space       alignment and uniformity (DistilCSE's Figure 2, IBKD's Figure 5)
   covariance  absolute correlation of dimensions, over 10,000 random --sentences (IBKD's Figure 4)
   cosine      cosine against the gold score of STS-B dev (ConGen's Figure 3)
   edits       edit distance in words against gold score and cosine (ConGen's Figure 5)
   neighbours  of each --query among --sentences, as JSON only (ConGen's Table 12)
-  curve       dev score by step; a model is the folder of a run
-  data        best dev score by training sentences seen, or by a number in args.json (--against
-              queue_size: ConGen's Figure 4); a model is a folder of runs, as of extras.sweep
-  speed       average of the seven STS test sets against sentences per second on this machine
+  data        best dev score by training sentences seen, or by an option of the runs (--against
+              queue-size: ConGen's Figure 4); a model is a folder of runs, as of extras.sweep
 
 Alignment and uniformity (Wang and Isola, 2020): positives are the pairs with a score above 4, lower
 is better. IBKD (eq. 12, 13) squares the distances, DistilCSE (eq. 8) does not; both are drawn.
 DistilCSE prints its alignment with a minus sign, against its own text; it is left out here.
 
   python -m extras.analyze space runs/ckd runs/ibkd sentence-transformers/all-MiniLM-L6-v2
-  python -m extras.analyze data runs/sweep --against queue_size --output figures/queue
+  python -m extras.analyze data runs/sweep --against queue-size --output figures/queue
 """
 
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +25,8 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from common import HERE, ArgumentParser, UserError, one_line_errors, run_main, utf8
-from common import evaluation_sets, read_rows, read_sentences
-from common import refuse_overwriting, write_json
-from common import encode, spearman
+from common import HERE, ArgumentParser, UserError, one_line_errors, run_main
+from common import encode, evaluation_sets, read_json, read_rows, read_sentences, write_json
 from eval_sts import load
 
 SENTENCES = 10_000  # for the covariance
@@ -86,32 +81,24 @@ def edit_distance(first, second):
     return row[-1]
 
 
-def read_dev_scores(run):
-    """A run's folder -> {stage: {step: dev score}}. Raises UserError."""
-    stages = {}
-    for row in read_rows(Path(run) / "metrics.jsonl", json.loads, "it must be the log of a run"):
-        if "dev" in row:
-            stages.setdefault(row["stage"], {})[row["step"]] = row["dev"]
-    return stages
-
-
 def best_scores(folder, against):
     """A folder of runs -> {number: best dev scores of the runs with this number}, by rising number.
 
-    against: "sentences", where a batch counts as full and a sentence once per epoch, or a name of
-    args.json. Raises UserError; sentences of several stages differ, and are not counted.
+    against: "sentences", where a batch counts as full and a sentence once per epoch, or the name of
+    an option. Raises UserError; sentences of several stages differ, and are not counted.
     """
     found = {}
     for path in sorted(Path(folder).glob("*/args.json")):
-        stages = read_dev_scores(path.parent)
-        with one_line_errors(
-            path, f"a run needs a number of {against}; of sentences, only one stage"
-        ):
-            arguments = json.loads(path.read_text("utf-8"))
-            *earlier, scores = stages.values()
-            arguments["sentences"] = None if earlier else max(scores) * arguments["batch_size"]
-            number = float(arguments[against])
-        found.setdefault(number, []).append(max(scores.values()))
+        options = read_json(path, None)
+        log = list(read_rows(path.with_name("metrics.jsonl"), json.loads, "it must be a log"))
+        stage = log[-1]["stage"]
+        dev = {row["step"]: row["dev"] for row in log if "dev" in row and row["stage"] == stage}
+        advice = f"a run needs a number of {against}; of sentences, only one stage"
+        with one_line_errors(path, advice):
+            if log[0]["stage"] == stage:
+                options["--sentences"] = max(dev) * options["--batch-size"]
+            number = float(options[f"--{against}"])
+        found.setdefault(number, []).append(max(dev.values()))
     if not found:
         raise UserError(f"{folder}: no run in it; give a folder of runs, as extras.sweep writes it")
     return dict(sorted(found.items()))
@@ -189,22 +176,6 @@ def edits(models, pairs, plt):
     return correlations(panels, colors, ("similarity", "edit distance, words"), plt)
 
 
-def curve(runs, _, plt):
-    """Dev score by step, one stage after the other."""
-    figure, axes = plt.subplots()
-    numbers = {}
-    for name in runs:
-        steps, scores = [], []
-        for stage in read_dev_scores(name).values():
-            start = steps[-1] if steps else 0
-            steps += [start + step for step in stage]
-            scores += stage.values()
-        numbers[name] = {"step": steps, "dev": scores}
-        axes.plot(steps, scores, label=name)
-    axes.set(xlabel="step", ylabel="dev score")
-    return numbers, figure
-
-
 def data(folders, against, plt):
     """Best dev score by a number; bars: the standard deviation (n - 1) of runs with the same."""
     figure, axes = plt.subplots()
@@ -217,24 +188,6 @@ def data(folders, against, plt):
     axes.set_xscale("symlog")  # a logarithm that has a place for 0
     axes.set_xticks(sorted(set().union(*numbers.values())))
     axes.xaxis.set_major_formatter("{x:,g}")
-    return numbers, figure
-
-
-def speed(models, sets, plt):
-    """Average of the sets' scores against the sentences per second of computing them."""
-    texts = {text for pairs in sets.values() for row in pairs for text in row[:2]}
-    figure, axes = plt.subplots()
-    numbers = {}
-    for name in models:
-        encoder, embed = load(name)
-        encoder.to(DEVICE)
-        encode(embed, encoder, ["A dog."])  # warms up
-        begin = time.perf_counter()
-        *_, average = spearman(embed, encoder, sets).values()
-        rate = len(texts) / (time.perf_counter() - begin)
-        numbers[name] = {"average": average, "sentences/s": rate}
-        axes.plot(rate, average, linestyle="", label=name)
-    axes.set(xlabel="sentences per second", ylabel="Spearman x 100, average")
     return numbers, figure
 
 
@@ -255,42 +208,34 @@ def neighbours(models, texts, _):
 # ---- Command line --------------------------------------------------------------------------------
 
 FIGURES = dict(space=space, covariance=covariance, cosine=cosine, edits=edits)
-FIGURES |= dict(neighbours=neighbours, curve=curve, data=data, speed=speed)
+FIGURES |= dict(neighbours=neighbours, data=data)
 
 
 def parse_args():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("figure", choices=FIGURES)
-    add("models", nargs="+", help="folder or Hub name; for curve and data, runs")
+    add("models", nargs="+", help="folder or Hub name; for data, folder of runs")
     add("--output", help="path without its ending (default: figures/FIGURE)")
-    add("--dev", help="scored pairs (TSV) (default: STS-B dev; for speed, the test sets)")
+    add("--dev", help="scored pairs (TSV) (default: STS-B dev)")
     add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
-    add(
-        "--sentences",
-        default=f"{HERE}/demo/sentences.txt",
-        help="as --train (default: %(default)s)",
-    )
-    add(
-        "--query",
-        type=utf8,
-        action="append",
-        help="of neighbours; may be repeated (default: the first)",
-    )
-    add("--against", default="sentences", help="data: a name in args.json (default: %(default)s)")
-    parser.set_defaults(skip_test=False)  # for evaluation_sets()
+    sentences = f"{HERE}/demo/sentences.txt"
+    add("--sentences", default=sentences, help="as --train (default: %(default)s)")
+    query = "of neighbours; may be repeated (default: the first sentence)"
+    add("--query", action="append", help=query)
+    add("--against", default="sentences", help="data: an option of the runs (default: %(default)s)")
+    parser.set_defaults(skip_test=True)  # for evaluation_sets()
     return parser.parse_args()
 
 
 def read_texts(args):
     """What the figure needs except the models. Raises UserError."""
-    if args.figure in ("curve", "data"):
+    if args.figure == "data":
         return args.against
     if args.figure in ("covariance", "neighbours"):
         sentences = read_sentences(args.sentences)
         return sentences, args.query or sentences[:1]
-    sets = evaluation_sets(args)
-    return sets if args.figure == "speed" else sets["dev"]
+    return evaluation_sets(args)["dev"]
 
 
 def main():
@@ -302,10 +247,9 @@ def main():
     plt.rc("axes", titlesize=8, grid=True, prop_cycle=marks)
     plt.rc("figure", figsize=(9, 4))
     plt.rc("figure.constrained_layout", use=True)
-    output = Path(args.output or f"figures/{args.figure}")
-    refuse_overwriting(f"{output}.json", args.dev, args.sentences, *args.models)
+    output = args.output or f"figures/{args.figure}"
     numbers, figure = FIGURES[args.figure](args.models, read_texts(args), plt)
-    write_json(Path(f"{output}.json"), numbers)
+    write_json(f"{output}.json", numbers)
     if figure:
         labels = figure.axes[-1].get_legend_handles_labels()
         figure.legend(*labels, loc="outside lower center", frameon=False)

@@ -1,41 +1,51 @@
-"""The baselines that three papers compare their methods with: PKD, L2, Dual-L2, SKD, CRD and HPD.
+"""The baselines that three papers compare with: PKD, MetaKD, L2, Dual-L2, SKD, CRD and HPD.
 
-DistilCSE (arXiv:2112.05638) compares with PKD, ConGen (Findings of EMNLP 2022) with L2, Dual-L2 and
-SKD, IBKD (arXiv:2311.05472) with CRD and HPD; KD, or MSE, is ckd.py --objective kd. All bring the
-student's embedding of a sentence close to the frozen teacher's. PKD also compares layers; Dual-L2
-and SKD give the student a second view of the sentence; CRD contrasts it with the other sentences of
-the batch; HPD reduces the dimension. A paper trains its baselines as it trains its own method.
+DistilCSE (arXiv:2112.05638) compares with PKD and MetaKD, ConGen (Findings of EMNLP 2022) with L2,
+Dual-L2 and SKD, IBKD (arXiv:2311.05472) with CRD and HPD; KD, or MSE, is ckd.py --objective kd. All
+bring the student's embedding of a sentence close to the frozen teacher's. PKD and MetaKD compare
+layers, too; MetaKD weights sentences by their domain; Dual-L2 and SKD give the student a second
+view; CRD contrasts a sentence with the others of the batch; HPD reduces the dimension. A paper
+trains its baselines as it trains its own method.
 
     sentence --> teacher (frozen) --> h^T --> principal components (HPD) --+
-        |                 +--> layers, pooled (PKD) -----------------------+--> loss
-        +-----> student --> h^S --> projection M (PKD), W (CRD) -----------+
-        |           +--> layers, pooled --> projection (PKD) --------------+
+        |                 |            +----> domains, weights (MetaKD) ---+
+        |                 +--> layers, pooled (PKD, MetaKD) ---------------+--> loss
+        +-----> student --> h^S --> projection M (PKD, MetaKD), W (CRD) ---+
+        |           +--> layers, pooled --> projection (PKD, MetaKD) ------+
         +-> second view --> student (Dual-L2, SKD) ------------------------+
 
-Departures that change results (others: patient_loss, crd_loss, principal_components):
+Departures that change results (others: patient_loss, metakd_loss, crd_loss, principal_components):
   - PKD is the mean over the batch without clipping, as KD is in DistilCSE's code, which has no PKD;
-    eq. 2 has the sum, whose gradient norm is far above 1. MetaKD, for labeled domains, is left out.
+    eq. 2 has the sum, whose gradient norm is far above 1. MetaKD is trained likewise.
   - Without --pairs, a second view is the sentence without a tenth of its words, as in congen.py.
   - As in ConGen and in HPD's code, the student of L2, Dual-L2, SKD and HPD ends in linear + tanh.
-  - A student cut to --student-layers has no dropout; a batch has sentences of similar length.
+  - A student cut to --student-layers trains without dropout.
 Stage 2 of DistilCSE or IBKD: ckd.py or ibkd.py --stage finetune --student OUTPUT.
 
   python -m extras.baselines --method pkd --student bert-base-uncased       as in DistilCSE
   python -m extras.baselines --method skd --demo                            two minutes on a CPU
 """
 
+import inspect
 import math
+import sys
 from collections import namedtuple
 from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.cluster.vq import kmeans2, vq
 from torch import nn
 
 import ckd
-import common
 import congen
+from common import CACHE, ArgumentParser, UserError, note, number, parse, run_main
+from common import CHUNK, cut, read_rows, read_sentences, read_text_pairs, split_columns
+from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import add_data_options, add_model_options, add_run_options, evaluation_sets
+from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
+from common import write_card
 
 # ---- Losses and model ----------------------------------------------------------------------------
 
@@ -49,6 +59,60 @@ def patient_loss(student, teacher):
     """
     errors = F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)
     return errors.square().mean(dim=-1).sum(dim=1).mean()
+
+
+def metakd_loss(student, teacher, student_layers, teacher_layers, weights):
+    """MetaKD (Pan et al. 2020, arXiv:2012.01266), as far as it applies to embeddings:
+
+    L = 1/N sum_i lambda_i (1/D |h_i^S M - h_i^T|^2 + sum_l 1/H |s_il W - t_il|^2)
+
+    student h^S M, teacher h^T [N, D]; student_layers s W, teacher_layers t [N, k, H]: the input
+    embeddings and all layers, pooled; M and W where dimensions differ; weights lambda [N]. Returns
+    a scalar >= 0. Left out: attention maps (of another size where the tokenizer is another), the
+    representation that hides the domain (the teacher is not trained here), labels. Pan et al.
+    compare states token by token, and their code fits the layers first, then the unweighted output.
+    """
+    output = (student - teacher).square().mean(dim=1)  # [N]
+    layers = (student_layers - teacher_layers).square().mean(dim=2).sum(dim=1)  # [N]
+    return (weights * (output + layers)).mean()
+
+
+def expertise_weights(embeddings, domains):
+    """MetaKD's weights: lambda_i = (1 + t_i) / (1 + exp((p_i - 1)^2)) = (1 + t_i) / 2
+
+    p_i, the probability that the teacher gives to the right label, is 1 here: its own embedding is
+    what is right. t_i = (cos(h_i, c_d) + cos(h_i, o_d)) / 2, the prototype score of a sentence of
+    domain d, is high if it resembles both the mean embedding c_d of its domain and o_d, the mean of
+    the others' c. embeddings h [n, D]: the teacher's; domains: n labels, at least two different
+    ones. Returns array [n], from 0 to 1.
+    """
+    numbers = np.unique(domains, return_inverse=True)[1]  # [n], from 0
+    kinds = range(numbers.max() + 1)
+    centers = np.stack([embeddings[numbers == d].mean(axis=0) for d in kinds])  # c [K, D]
+    others = (centers.sum(axis=0) - centers) / (len(centers) - 1)  # o [K, D]
+    prototypes = (unit(centers) + unit(others)) / 2
+    weights = []
+    for rows in cut(np.arange(len(embeddings)), CHUNK):
+        scores = (unit(embeddings[rows]) * prototypes[numbers[rows]]).sum(axis=1)
+        weights.append((1 + scores) / 2)
+    return np.concatenate(weights)
+
+
+def cluster(embeddings, count, seed=0):
+    """Domains where none are stated: k-means of L2-normalized embeddings [n, D] -> array [n]."""
+    centers = kmeans2(unit_sample(embeddings, seed), count, minit="++", seed=seed)[0]
+    parts = cut(np.arange(len(embeddings)), CHUNK)
+    return np.concatenate([vq(unit(embeddings[rows]), centers)[0] for rows in parts])
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def unit_sample(embeddings, seed):
+    """40,000 random embeddings, or all, L2-normalized."""
+    rows = np.random.default_rng(seed).permutation(len(embeddings))[:40_000]
+    return unit(np.asarray(embeddings[np.sort(rows)]))
 
 
 def l2_loss(student, teacher):
@@ -81,9 +145,8 @@ def crd_loss(student, teacher, temperature):
     projected by W; teacher [N, D]; temperature tau > 0. Returns the mean over i, a scalar >= 0.
     Departures (IBKD does not describe its CRD): the N - 1 negatives are those of the batch, where
     CRD draws N of all M training examples and has N / M in p; one direction, where CRD's code sums
-    two, the other with -log p(t_i, s_i) and so on; no linear layer after the teacher; e is not
-    divided by a constant; tau is 0.1, that of IBKD's own loss, as IBKD states none for CRD, whose
-    code has 0.07.
+    two; no linear layer after the teacher; e is not divided by a constant; tau is 0.1, that of
+    IBKD's own loss, where CRD's code has 0.07.
     """
     similarity = F.normalize(student, dim=-1) @ F.normalize(teacher, dim=-1).T  # [N, N]
     negatives = max(1, len(student) - 1)  # the last batch of an epoch may have a single sentence
@@ -101,9 +164,7 @@ def principal_components(embeddings, dimension, seed=0):
     As in HPD's code, where SimCSE's encode() normalizes by default and gives both what PCA sees and
     what P maps, the targets are normalized too, and PCA's mean is not subtracted from them.
     """
-    rows = np.random.default_rng(seed).permutation(len(embeddings))[:40_000]
-    sample = np.asarray(embeddings[np.sort(rows)])
-    sample = sample / np.linalg.norm(sample, axis=1, keepdims=True)
+    sample = unit_sample(embeddings, seed)
     eigenvectors = np.linalg.eigh(np.cov(sample, rowvar=False)).eigenvectors  # by rising variance
     return torch.from_numpy(eigenvectors[:, ::-1][:, :dimension].astype(np.float32))
 
@@ -135,13 +196,13 @@ def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
 # ---- Training ------------------------------------------------------------------------------------
 
 # How a paper trains its own method, and here the baselines that it compares with.
-Paper = namedtuple("Paper", "teacher train epochs batch_size max_length eval_steps patience")
-SUPERVISED = "princeton-nlp/sup-simcse-roberta-large"
-UNSUPERVISED = "princeton-nlp/unsup-simcse-roberta-large"
-DISTILCSE = Paper(SUPERVISED, "ffgcc/NEWS5M", 20, 512, 64, 125, 3)
-CONGEN = Paper(UNSUPERVISED, "nli_for_simcse.csv", 20, 128, 128, 512, 7)
-IBKD = Paper(SUPERVISED, "nli_for_simcse.csv", 10, 256, 128, 500, 0)
-PAPERS = dict(pkd=DISTILCSE, l2=CONGEN, skd=CONGEN, crd=IBKD, hpd=IBKD) | {"dual-l2": CONGEN}
+Paper = namedtuple("Paper", "teacher train epochs batch_size max_length eval_steps patience lr")
+NEWS_5M, NLI = "ffgcc/NEWS5M", "nli_for_simcse.csv"
+DISTILCSE = Paper("princeton-nlp/sup-simcse-roberta-large", NEWS_5M, 20, 512, 64, 125, 3, 2e-4)
+CONGEN = Paper("princeton-nlp/unsup-simcse-roberta-large", NLI, 20, 128, 128, 512, 7, 5e-5)
+IBKD = Paper("princeton-nlp/sup-simcse-roberta-large", NLI, 10, 256, 128, 500, 0, 1e-4)
+PAPERS = dict(pkd=DISTILCSE, metakd=DISTILCSE, l2=CONGEN, skd=CONGEN, crd=IBKD, hpd=IBKD)
+PAPERS["dual-l2"] = CONGEN
 OPTIMIZERS = {
     DISTILCSE: partial(torch.optim.Adam, betas=(0.9, 0.98), fused=True),
     CONGEN: partial(torch.optim.AdamW, eps=1e-6, weight_decay=0.01, fused=True),
@@ -153,145 +214,170 @@ SCHEDULES = {  # functions of step, steps of an epoch, all steps -> share of the
     IBKD: lambda step, _, total: (total + 1 - step) / total,
 }
 MAX_NORMS = {DISTILCSE: math.inf, CONGEN: 1.0, IBKD: 1.0}  # of all gradients together
-PEAKS = {  # functions of millions of parameters of the student -> peak learning rate
-    DISTILCSE: lambda size: 2e-4 if size > 80 else 3e-4,  # section 4.2
-    CONGEN: lambda size: min(congen.TABLE_7.values(), key=lambda row: abs(row.millions - size)).lr,
-    IBKD: lambda size: 1e-4,  # Table 1
-}
+TWO_VIEWS = {"dual-l2": dual_l2_loss, "skd": skd_loss}
 
 
 def embed_rows(encoder, tokens, rows, layers, args):
     """Embeddings of a batch by all processes, [N, D_S + k H_S], as the loss needs them."""
-    batch = tokens.batch(common.own_rows(rows), args.device)
-    normalize = args.method in ("pkd", "crd")  # not for HPD, whose targets are shorter than 1
+    batch = tokens.batch(own_rows(rows), args.device)
+    normalize = args.method in ("pkd", "metakd", "crd")  # not for HPD, whose targets are shorter
     with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
         local = embed(encoder, *batch, layers, normalize)
-    return common.gather(local, len(rows))
+    return gather(local, len(rows))
 
 
-def embed_second(encoder, views, rows, step, args):
-    """Embeddings of the second views of a batch by all processes, [N, D_S]."""
-    texts = views.second_of(rows, [args.seed, step])
-    tokens = common.Tokens(encoder, texts, args.max_length)
-    return embed_rows(encoder, tokens, np.arange(len(rows)), [], args)
+def distill(student, first, second, targets, layers, fixed, dev_set, run, args):
+    """Train on n sentences -> the best step and the last.
 
-
-def distill(student, views, targets, layers, components, dev_pairs, run, args):
-    """views of n sentences; targets [n, D_T + k H_T], k > 0 for PKD's `layers`; components: P.
-
-    Returns the best step and the last.
+    first, second: as in congen.distill; targets [n, D_T + k H_T], k > 0 if the method compares
+    `layers`; fixed: what it needs besides, of HPD the matrix P, of MetaKD the weights [n].
     """
     paper = PAPERS[args.method]
     encoder = student.encoder
-    tokens = common.Tokens(encoder, views.first, args.max_length)
+    tokens = Tokens(encoder, first, args.max_length)
     epoch_steps = math.ceil(len(targets) / args.batch_size)
     total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
+    patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
     parameters = list(student.parameters())
     optimizer = OPTIMIZERS[paper](parameters, lr=args.lr)
     student.train()
-    best, best_step, step = run.resume("distill", total, [student], optimizer)
-    order = partial(common.batches, tokens.lengths, args.batch_size, args.seed, args.shuffle)
-    for rows in order(skip=step):
-        if step % args.eval_steps == 0 or step == total:  # also before the first step
-            dev = ckd.dev_score(encoder, dev_pairs)
-            if dev > best:
-                best, best_step = dev, step
-                common.save_encoder(encoder, args.output)
-            run.checkpoint(best, best_step, step, [student], optimizer)
-            run.log_dev(step, dev)
-            stalled = step - best_step >= args.patience * epoch_steps > 0
-            if step == total or stalled:
-                break
-        step += 1
-        torch.manual_seed(common.step_seed(args.seed, step))  # of dropout
+
+    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    state = [student, optimizer]
+    step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
+    if step == 0:  # the student before training is the first candidate
+        best = spearman(ckd.embed, encoder, dev_set)["dev"]
+        save_encoder(encoder, args.output)
+        run.log_dev(0, best)
+
+    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
+    for step, rows in order:  # row numbers [N]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout
         lr = args.lr * SCHEDULES[paper](step, epoch_steps, total)
         optimizer.param_groups[0]["lr"] = lr
+
         outputs = embed_rows(encoder, tokens, rows, layers, args)
-        embedding, pooled = outputs.tensor_split([encoder.dimension], dim=1)
+        embedding, pooled = split(outputs, encoder.dimension, layers)
         projected = student.projection(embedding)  # h^S M, S W [N, D_T]; otherwise the same
-        target = common.to_device(targets[rows], args.device)
+        target = to_device(targets[rows], args.device)
+        target, theirs = split(target, student.teacher_dimension, layers)
+        pooled = student.layer_projection(pooled)  # [N, k, H_T], as theirs
         match args.method:
             case "pkd":
-                pooled = student.layer_projection(pooled.unflatten(1, (len(layers), -1)))
-                target, theirs = target.tensor_split([projected.shape[1]], dim=1)
-                theirs = theirs.unflatten(1, (len(layers), -1))  # [N, k, H_T]
                 loss = ckd.mse_loss(projected, target) + patient_loss(pooled, theirs)
+            case "metakd":
+                weights = to_device(fixed[rows], args.device)
+                loss = metakd_loss(projected, target, pooled, theirs, weights)
             case "l2":
                 loss = l2_loss(projected, target)
-            case "dual-l2":
-                generalize = embed_second(encoder, views, rows, step, args)
-                loss = dual_l2_loss(projected, generalize, target)
-            case "skd":
-                generalize = embed_second(encoder, views, rows, step, args)
-                loss = skd_loss(projected, generalize, target)
+            case "dual-l2" | "skd":
+                texts = congen.second_views(first, second, rows, [args.seed, step])
+                views = Tokens(encoder, texts, args.max_length)
+                generalize = embed_rows(encoder, views, np.arange(len(rows)), [], args)
+                loss = TWO_VIEWS[args.method](projected, generalize, target)
             case "crd":
                 loss = crd_loss(projected, target, args.temperature)
             case "hpd":
-                loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ components)
+                loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ fixed)
+
         optimizer.zero_grad()
         loss.backward()
-        common.average_gradients(parameters)
+        average_gradients(parameters)  # now those of one process with the whole batch
         nn.utils.clip_grad_norm_(parameters, MAX_NORMS[paper])
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=lr)
+
+        # Once in a while, and at the end: score the student, and keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = spearman(ckd.embed, encoder, dev_set)["dev"]
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(encoder, args.output)
+            run.log_dev(step, dev)
+            if step - best_step >= patience_steps:
+                break
+            run.checkpoint(state, (step, best, best_step))
     return best_step, step
+
+
+def split(outputs, dimension, layers):
+    """[N, D + k H] -> [N, D], [N, k, H]; the second is None without layers."""
+    embedding, pooled = outputs.tensor_split([dimension], dim=1)
+    return embedding, pooled.unflatten(1, (len(layers), -1)) if layers else None
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 
 def parse_args():
-    first = common.ArgumentParser(__doc__, add_help=False)
+    first = ArgumentParser(__doc__)
     first.add_argument("--method", choices=PAPERS, default="pkd")
-    paper = PAPERS[first.parse_known_args()[0].method]
-    parser = common.ArgumentParser(__doc__)
-    parser.add_model_options(paper.teacher, "the paper's")
-    parser.add_data_options(paper.train)
+    options = [option for option in sys.argv[1:] if option not in ("-h", "--help")]
+    paper = PAPERS[first.parse_known_args(options)[0].method]
+    parser = ArgumentParser(__doc__)
+    add_model_options(parser, paper.teacher, "pooler" if paper is DISTILCSE else "mean")
+    add_data_options(parser, paper.train)
     add = parser.add_argument_group("method (default: the paper's)").add_argument
+    default = "(default: %(default)s"
     shown = "with --help: show the defaults of its paper (else PKD's)"
     add("--method", choices=PAPERS, required=True, help=shown)
-    pairs = "both views of each sentence (TSV of two columns), instead of --train"
-    add("--pairs", help=f"{pairs} (default: words are deleted; ConGen, Table 6)")
-    starts = "l2, dual-l2, skd, hpd: how the linear layer of the head starts (default: %(default)s)"
+    add("--pairs", help="TSV with both views of each sentence, instead of --train")
+    add("--labeled", help="metakd: TSV with a sentence and its domain, instead of --train")
+    clusters = f"metakd without --labeled: clusters of sentences {default}, as MNLI has genres)"
+    add("--domains", type=number(int, 2), default=5, help=clusters)
+    starts = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {default})"
     add("--head", choices=("random", "identity"), default="random", help=starts)
-    tau = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
-    add("--temperature", type=common.number(float, 1e-9), default=0.1, help=tau)
-    dimension = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
-    add("--dimension", type=common.number(int, 1), default=128, help=dimension)
-    is_default = "(default: %(default)s)"
-    add("--epochs", type=common.number(int, 1), default=paper.epochs, help=is_default)
-    add("--batch-size", type=common.number(int, 1), default=paper.batch_size, help=is_default)
-    peak = "peak learning rate (default: of the paper's student nearest in size)"
-    add("--lr", type=common.number(float, 1e-9), help=peak)
-    parser.add_run_options("runs/baselines", paper.max_length, paper.eval_steps, paper.patience)
-    return parser.parse(congen.DEMO | dict(lr=4e-4))
+    tau = f"crd: tau {default}; IBKD states none for CRD, CRD's code has 0.07)"
+    add("--temperature", type=number(float, 1e-9), default=0.1, help=tau)
+    dimension = f"hpd: dimension of the student {default}; IBKD, Table 2)"
+    add("--dimension", type=number(int, 1), default=128, help=dimension)
+    add("--epochs", type=number(int, 1), default=paper.epochs, help=f"{default})")
+    add("--batch-size", type=number(int, 2), default=paper.batch_size, help=f"{default})")
+    peak = (
+        f"peak rate (default: {paper.lr:g}{'; 3e-4 up to 80M parameters' * (paper is DISTILCSE)})"
+    )
+    add("--lr", type=number(float, 1e-9), help=peak)
+    text = f"end after this many epochs without a better dev score; 0: never {default})"
+    add("--patience", type=number(int, 0), default=paper.patience, help=text)
+    add_run_options(parser, "runs/baselines", paper.max_length, paper.eval_steps)
+    return parse(parser, congen.DEMO | dict(lr=4e-4))
 
 
-def check_settings(args, encoder, teacher, sentences):
-    """Raises UserError where the method is not possible."""
-    most = min(teacher.dimension, sentences - 1)
+def read_data(args):
+    """-> n sentences; their second views, or None; their domains, or None. Raises UserError."""
+    if args.pairs:
+        return *map(list, zip(*read_text_pairs(args.pairs))), None
+    if args.labeled:
+        form = "each line has two tab-separated columns, a sentence and its domain"
+        rows = list(read_rows(args.labeled, partial(split_columns, positions=(0, 1)), form))
+        return [text for text, _ in rows], None, [domain for _, domain in rows]
+    return read_sentences(args.train), None, None
+
+
+def check(args, encoder, teacher, n, domains):
+    """Raises UserError where the method is not possible with n sentences."""
+    most = min(teacher.dimension, n - 1)
     if args.method == "hpd" and args.dimension > most:
-        found = f"--dimension {args.dimension}: only {most} principal components exist"
-        raise common.UserError(f"{found}; give at most so many")
-    if args.method == "crd" and min(sentences, args.batch_size) < 2:
-        raise common.UserError("CRD needs at least two sentences in a batch; see --batch-size")
+        raise UserError(f"--dimension {args.dimension}: only {most} principal components exist")
+    if args.method == "metakd" and (len(set(domains)) if domains else n // args.domains) < 2:
+        raise UserError("MetaKD needs two domains; see --labeled, or give fewer --domains")
     if args.method == "pkd" and encoder.model.config.num_hidden_layers < 2:
-        raise common.UserError("PKD leaves out the last layer; give a student of at least two")
+        raise UserError("PKD leaves out the last layer; give a student of at least two")
 
 
 def build_student(encoder, teacher, args):
-    """-> a module with the encoder and what the method needs, for PKD a projection of layers."""
+    """-> a module with the encoder and what the method needs, e.g. a projection of layers."""
     torch.manual_seed(args.seed)  # head and projections start at random
     student = nn.Module()
     student.encoder = encoder
+    student.teacher_dimension = teacher.dimension
     student.projection = nn.Identity()
-    if args.method == "pkd":  # M, and the same for the layers, where dimensions differ
-        source, target = [part.model.config.hidden_size for part in (encoder, teacher)]
-        student.layer_projection = nn.Identity()
+    student.layer_projection = nn.Identity()
+    if args.method in ("pkd", "metakd"):  # M, and the same for layers, where dimensions differ
         if encoder.dimension != teacher.dimension:
             student.projection = nn.Linear(encoder.dimension, teacher.dimension)
-        if source != target:
-            student.layer_projection = nn.Linear(source, target)
+        if encoder.width != teacher.width:
+            student.layer_projection = nn.Linear(encoder.width, teacher.width)
     elif args.method == "crd":  # W, at first the identity where dimensions agree
         student.projection = nn.Linear(encoder.dimension, teacher.dimension, bias=False)
         if encoder.dimension == teacher.dimension:
@@ -302,46 +388,59 @@ def build_student(encoder, teacher, args):
     return student.to(args.device)
 
 
-def run_distill(encoder, teacher, views, sets, run, args):
-    """Distillation from data to scores. The cache has 4 (D_T + k H_T) bytes for each sentence: with
-    PKD, RoBERTa-large and a student of 12 layers, 49 GB for a million."""
+def matched_layers(encoder, teacher, method):
+    """-> the student's layers that the method compares, and the teacher's at the same height."""
     depth, teacher_depth = [part.model.config.num_hidden_layers for part in (encoder, teacher)]
-    layers = range(1, depth) if args.method == "pkd" else []  # all but the last one
-    theirs = [layer * teacher_depth // depth for layer in layers]
-    teach = partial(common.teacher_embeddings, partial(embed, layers=theirs), teacher)
-    what = f"layers {theirs}" if theirs else ""
-    targets = teach(views.first, args.max_length, args.precision, what)
-    components = None
-    if args.method == "hpd":
-        components = principal_components(targets, args.dimension, args.seed).to(args.device)
-    student = build_student(encoder, teacher, args)
-    steps = distill(student, views, targets, layers, components, sets["dev"], run, args)
-    best = congen.load_best(args)
-    run.finish(*steps, {"best student": common.spearman(ckd.embed, best, sets)})
+    # PKD: all but the last one; MetaKD: all, and the input embeddings, which have number 0.
+    layers = dict(pkd=range(1, depth), metakd=range(depth + 1)).get(method, [])
+    return layers, [layer * teacher_depth // depth for layer in layers]
 
 
 def main():
     args = parse_args()
-    sets = common.evaluation_sets(args)
-    paper = PAPERS[args.method]
-    encoder = common.load_student(args, "pooler" if paper is DISTILCSE else "mean")
-    uncut = encoder.uncut_parameters
-    millions = sum(value.numel() for value in encoder.parameters()) / 1e6
-    args.lr = args.lr or PEAKS[paper](millions)
-    views = congen.read_views(args)
-    teacher = common.load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-    teacher.eval()
-    check_settings(args, encoder, teacher, len(views.first))
+    sets = evaluation_sets(args)
+    first, second, domains = read_data(args)
+    files = [__file__, ckd.__file__, congen.__file__]
+    run = Run(args, files, [*sets.values(), first, second or [], domains or []])
+    if run.is_complete():
+        return
+    if not run.finished:
+        paper = PAPERS[args.method]
+        encoder = load_student(args, "pooler" if paper is DISTILCSE else "mean")
+        millions = sum(value.numel() for value in encoder.parameters()) / 1e6  # rates: section 4.2
+        args.lr = args.lr or (3e-4 if paper is DISTILCSE and millions <= 80 else paper.lr)
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+        check(args, encoder, teacher, len(first), domains)
+        run.scores["teacher"] = spearman(ckd.embed, teacher, sets, encode=teacher_embeddings)
+        run.scores["student before"] = spearman(ckd.embed, encoder, sets)
+        layers, theirs = matched_layers(encoder, teacher, args.method)
 
-    run = common.Run(args, teacher=teacher, student=encoder, dev=sets["dev"], train=views)
-    if not run.scores:
-        run.scores["teacher"] = common.spearman(embed, teacher, sets, common.teacher_embeddings)
-        run.scores["student before"] = common.spearman(ckd.embed, encoder, sets)
-    if "distill" not in run.finished:
-        run_distill(encoder, teacher, views, sets, run, args)
+        def embed_layers(encoder, input_ids, attention_mask):
+            return embed(encoder, input_ids, attention_mask, theirs)
+
+        size = teacher.dimension + len(theirs) * teacher.width
+        if layers:
+            gigabytes = 4 * size * len(first) / 1e9
+            note(f"the teacher's embeddings and layers need {gigabytes:.2f} GB in {CACHE}")
+        key = f"{inspect.getsource(embed)} layers {theirs}"  # embed_layers' source has neither
+        options = (args.max_length, args.precision, key)
+        targets = teacher_embeddings(embed_layers, teacher, first, *options)
+        fixed = None
+        if args.method == "hpd":
+            fixed = principal_components(targets, args.dimension, args.seed).to(args.device)
+        elif args.method == "metakd":
+            vectors = targets[:, : teacher.dimension]
+            domains = domains or cluster(vectors, args.domains, args.seed)
+            fixed = expertise_weights(vectors, domains)
+        student = build_student(encoder, teacher, args)
+        del teacher  # from a GPU's memory
+        data = (first, second, targets, layers, fixed, {"dev": sets["dev"]})
+        steps = distill(student, *data, run, args)
+        best = load_encoder(args.output, device=args.device)
+        run.finish(*steps, {"best student": spearman(ckd.embed, best, sets)})
     text = f"Distilled by `extras/baselines.py`, method {args.method}."
-    common.write_card(run, args, congen.load_best(args), uncut, text)
+    write_card(run, args, load_encoder(args.output), text)
 
 
 if __name__ == "__main__":
-    common.run_main(main)
+    run_main(main)

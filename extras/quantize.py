@@ -1,4 +1,4 @@
-"""Write a sentence encoder as an ONNX model for CPUs, in int8 or fp32, and measure what it costs.
+"""Write a sentence encoder as an ONNX model for CPUs, in int8 or fp32, and measure what that costs.
 
 MODEL is any folder that the other scripts read: transformer, pooling, dense heads and normalization
 go into OUTPUT/onnx/model_int8.onnx, or model.onnx with --precision fp32. Both take input_ids and
@@ -9,8 +9,9 @@ second output. A prompt that the folder states is not in the file: put it before
 int8: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
 activations while the model runs. With --pairs, a table compares torch and ONNX Runtime: megabytes
 of weights or of the file, Spearman x 100, and sentences per second, embedded one at a time without
-tokenization: the median of --rounds, in which the models take turns. DistilFACE (arXiv:2401.12472,
-section 4.2, Tables 4 and 5) leaves the embedding layer in fp32, as the third row does.
+tokenization: the median of --rounds, in which the models take turns. Its third row leaves the
+embedding layer in fp32, as DistilFACE does (arXiv:2401.12472, section 4.2, Table 5; its authors'
+notebook).
 
   python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --pairs demo/test.tsv --output runs/int8
@@ -18,6 +19,7 @@ section 4.2, Tables 4 and 5) leaves the embedding layer in fp32, as the third ro
 
 import importlib.util
 import logging
+import shutil
 import tempfile
 import time
 import warnings
@@ -30,8 +32,7 @@ import numpy as np
 import torch
 
 from common import ArgumentParser, UserError, note, number, one_line_errors, run_main, table
-from common import read_scored_pairs, refuse_overwriting, replace_file
-from common import Tokens, spearman
+from common import Tokens, read_scored_pairs, replacing, spearman
 from eval_sts import load
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
@@ -131,17 +132,16 @@ def main():
     if not all(map(importlib.util.find_spec, PACKAGES)):
         raise UserError(f"packages are missing; pip install {' '.join(PACKAGES)}")
     if not args.output and not Path(args.model).is_dir():
-        raise UserError(f"{args.model}: is no folder here; say with --output where the file goes")
+        raise UserError(f"{args.model}: is no folder here; give --output, where the file goes")
     name = "model_int8.onnx" if args.precision == "int8" else "model.onnx"
     output = Path(args.output or args.model, "onnx", name)
-    refuse_overwriting(output, args.pairs)
     pairs = read_scored_pairs(args.pairs) if args.pairs else None
     warnings.simplefilter("ignore")  # both exporters warn about sound models
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         encoder, embed, files = write_onnx(args.model, folder)
-        written = files[args.precision]
-        replace_file(output, lambda new: new.write_bytes(written.read_bytes()))
+        with replacing(output) as new:
+            shutil.copy(files[args.precision], new)
         note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
         if pairs:
             print(table(measure(encoder, embed, files, pairs, args.rounds)))

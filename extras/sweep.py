@@ -3,25 +3,31 @@
     python -m extras.sweep SCRIPT "OPTION=VALUE,VALUE OPTION=VALUE" [--output FOLDER] -- OPTIONS
 
 Each combination is a run, SCRIPT OPTIONS --OPTION VALUE ..., with a folder and a log file of its
-own. The same command continues a sweep: a complete run (one with a model card) is kept, an
-interrupted one is resumed, and a failed one, which does not end the sweep, is tried again. Runs are
-scored by the best dev score of their last stage; those that differ only in their seed share a row
-(mean and standard deviation, n - 1). Semicolons separate values that contain commas.
+own. The same command continues a sweep: the script keeps a finished run, continues an interrupted
+one from its checkpoint, and tries again one that failed, which does not end the sweep.
+
+Runs that differ only in their seed share a row: for each column of the final student's scores, the
+mean and the standard deviation (n - 1) over seeds, as in ConGen (section 4.3). Rows are ranked by
+dev alone. With two seeds or more, p is that of a paired t-test over the seeds that a row shares
+with the best one, on "avg" if there is one, else on dev; IBKD (Tables 2, 3) asks for p < 0.01.
+Semicolons separate values that contain commas.
 
   python -m extras.sweep ckd.py "lr=1e-4,4e-4 seed=0,1,2" -- --demo
   python -m extras.sweep extras.baselines "student-layers=1,3,5;0,2,4" -- --method pkd --dev my.tsv
 """
 
 import itertools
-import json
+import math
 import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from common import ArgumentParser, UserError, note, run_main
-from common import read_json, read_rows, table, write_json
+import torch
+from scipy.stats import ttest_rel
+
+from common import ArgumentParser, UserError, note, run_main, table
 
 
 def read_grid(text):
@@ -29,11 +35,9 @@ def read_grid(text):
     grid = {}
     for part in text.split() or [text]:
         option, _, values = part.removeprefix("--").partition("=")
-        values = values.split(";" if ";" in values else ",")
-        names = {value.replace("/", "_") for value in values}  # of folders
-        if not option or not all(values) or len(names) < len(values) or option in grid:
-            raise UserError(f"{part!r}: give each option once, as in lr=1e-4,4e-4, and each value")
-        grid[option] = values
+        grid[option] = values.split(";" if ";" in values else ",")
+        if not option or not all(grid[option]):
+            raise UserError(f"{part!r}: give an option and its values, as in lr=1e-4,4e-4")
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
@@ -43,10 +47,10 @@ def name_of(setting):
 
 
 def run_setting(script, setting, options, folder):
-    """Run or resume the script with one setting -> what is wrong, or None."""
+    """Run or continue the script with one setting -> what is wrong, or None."""
     program = [script] if script.endswith(".py") else ["-m", script]
     options = options + [f"--{option}={value}" for option, value in setting.items()]
-    command = [sys.executable, *program, *options, f"--output={folder}", "--resume"]
+    command = [sys.executable, *program, *options, f"--output={folder}"]
     log = Path(f"{folder}.log")
     with log.open("w") as file:
         status = subprocess.run(command, stdout=file, stderr=file).returncode
@@ -54,24 +58,53 @@ def run_setting(script, setting, options, folder):
     return [f"exit status {status}", *errors][-1] if status else None
 
 
-def best_dev(folder):
-    """A run's folder -> the best dev score of its last stage. Raises UserError."""
-    rows = list(read_rows(folder / "metrics.jsonl", json.loads, "it must be the log of a run"))
-    return max(row["dev"] for row in rows if "dev" in row and row["stage"] == rows[-1]["stage"])
+def student_scores(folder):
+    """A finished run's folder -> {column: score} of its final student."""
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    return list(saved["scores"].values())[-1]
 
 
-def rank(scores):
-    """[(setting, dev score)] -> {row name: {column: number}}, the best mean over seeds first."""
-    groups = {}
-    for setting, score in scores:
+def dev_of(scores):
+    """The score that ranks runs: "dev", or in retrieval "dev MRR@10"."""
+    return scores["dev"] if "dev" in scores else scores["dev MRR@10"]
+
+
+def rank(results):
+    """[(setting, {column: score})] -> {row name: {column: number}}, the best mean on dev first."""
+    groups = {}  # {row name: {seed: scores}}
+    for setting, scores in results:
         rest = {option: value for option, value in setting.items() if option != "seed"}
-        groups.setdefault(name_of(rest) or "all", []).append(score)
+        groups.setdefault(name_of(rest) or "all", {})[setting.get("seed")] = scores
+    mean_dev = {
+        name: statistics.mean(map(dev_of, group.values())) for name, group in groups.items()
+    }
+    order = sorted(groups, key=mean_dev.get, reverse=True)
     rows = {}
-    for name, group in sorted(groups.items(), key=lambda item: -statistics.mean(item[1])):
-        row = rows[f"{name} (runs: {len(group)})"] = {"dev": statistics.mean(group)}
-        if len(group) > 1:
-            row["standard deviation"] = statistics.stdev(group)
+    for name in order:
+        row = rows[f"{name} (runs: {len(groups[name])})"] = {}
+        for column in next(iter(groups[name].values())):
+            values = [scores[column] for scores in groups[name].values()]
+            row[column] = statistics.mean(values)
+            if len(values) > 1:
+                row[f"± {column}"] = statistics.stdev(values)
+        p = p_value(groups[order[0]], groups[name])
+        if not math.isnan(p):
+            row["p"] = p
     return rows
+
+
+def p_value(best, other):
+    """Of a paired, two-sided t-test over common seeds; {seed: scores} twice -> 0 to 1, or NaN."""
+    seeds = best.keys() & other.keys()
+    pairs = [(compared(best[seed]), compared(other[seed])) for seed in seeds]
+    if best is other or len(pairs) < 2:
+        return math.nan
+    return float(ttest_rel(*zip(*pairs)).pvalue)
+
+
+def compared(scores):
+    """The score that a test compares: the average over test sets, else dev's."""
+    return scores["avg"] if "avg" in scores else dev_of(scores)
 
 
 def parse_args():
@@ -88,23 +121,20 @@ def parse_args():
 def main():
     args, options = parse_args()
     folder = Path(args.output)
+    folder.mkdir(parents=True, exist_ok=True)
     settings = read_grid(args.grid)
-    sweep = {"script": args.script, "options": options}
-    if read_json(folder / "sweep.json") not in ({}, sweep):
-        raise UserError(f"{folder}: has a sweep with other options; choose another --output")
-    write_json(folder / "sweep.json", sweep)
-    scores = []
+    results = []
     for number, setting in enumerate(settings, 1):
         run = folder / name_of(setting)
-        if not (run / "README.md").exists():
-            note(f"{number} of {len(settings)}: {run.name}")
-            if error := run_setting(args.script, setting, options, run):
-                note(f"{run.name} has failed: {error}")
-                continue
-        scores.append((setting, best_dev(run)))
-    if not scores:
+        note(f"{number} of {len(settings)}: {run.name}")
+        error = run_setting(args.script, setting, options, run)
+        if error:
+            note(f"{run.name} has failed: {error}")
+        else:
+            results.append((setting, student_scores(run)))
+    if not results:
         raise UserError(f"no run has succeeded; see {folder}/*.log")
-    print(table(rank(scores)))
+    print(table(rank(results)))
 
 
 if __name__ == "__main__":

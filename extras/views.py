@@ -1,37 +1,48 @@
-"""Second views for ConGen by the other ways of Table 6: crop, delete-one, synonym, mlm.
+"""Second views for ConGen by the ways of Table 6: translate, crop, delete-one, synonym, mlm.
 
-Writes a file for congen.py --pairs: on each line the sentence, a tab, and the sentence with
+Writes a file for congen.py --pairs: on each line the sentence, a tab, and the sentence
 
-    crop        a span of 90 % of its words
-    delete-one  one word less
-    synonym     10 % of its words replaced by synonyms from WordNet 3's database
-    mlm         15 % of its tokens masked, and filled in by a masked language model
+    translate   translated into another language by --there, and back by --back
+    crop        cut to a span of 90 % of its words
+    delete-one  without one of its words
+    synonym     with 10 % of its words replaced by synonyms from WordNet 3's database
+    mlm         with 15 % of its tokens masked, and filled in by a masked language model
 
-A sentence that would have no words left is its own second view. Words and tokens are drawn from
+A sentence of which nothing would be left is its own second view. Words and tokens are drawn from
 --seed. In such a file, a sentence has one second view for all epochs, whereas congen.py's word
 deletion draws anew at every step, so that the student sees more wordings. The joined files of three
 seeds, trained on for a third of the epochs, give three of them.
 
-  python -m extras.views crop --train sentences.txt --output pairs.tsv
+translate is the paper's own way: by Google's translator, through German (Table 6), or through
+German for the first view and French for the second (3.1). Here, any translator translates that
+transformers' AutoModelForSeq2SeqLM loads; the defaults need `pip install sentencepiece sacremoses`.
+Table 6's mBART, facebook/mbart-large-50-many-to-many-mmt for --there and --back, needs --languages
+en_XX de_DE, too. The same command continues an interrupted one.
+
+  python -m extras.views translate --train sentences.txt --output pairs.tsv
 """
 
+import hashlib
+import os
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
 
-from common import ArgumentParser, UserError, number, one_line_errors, run_main
-from common import load_encoder, read_rows, read_sentences, replace_file, resolve_model
+from common import BAR, ArgumentParser, UserError, number, one_line_errors, run_main
+from common import read_rows, read_sentences, resolve_model
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
 MASK_RATE = 0.15  # Table 6
 SHORTEST_REPLACED = 3  # letters; as a noun, WordNet takes the word "a" for an angstrom
 WORDNET = "WordNet 3's database has index.noun, data.noun, ... (Debian: wordnet-base)"
-BATCH = 64  # sentences of which the masked language model fills the masks at a time
+LONGEST = 128  # tokens of a sentence that are translated
+CHUNK = 8  # batches that are sorted by length together, and kept together
 
 
 def delete_one(words, random):
@@ -66,8 +77,7 @@ def share(rate, words):
 
 def change_words(sentences, random, change):
     """Apply change(words, random) to each sentence: list of n str -> list of n str."""
-    views = [" ".join(change(sentence.split(), random)) for sentence in sentences]
-    return [view or sentence for view, sentence in zip(views, sentences)]
+    return [" ".join(change(sentence.split(), random)) for sentence in sentences]
 
 
 def read_wordnet(folder):
@@ -115,17 +125,17 @@ def read_index(text, synsets):
     return word, int(seen), synsets[first]
 
 
-def load_masked_lm(name):
-    """A folder or a name on the Hub -> (model, tokenizer). Raises UserError."""
-    tokenizer = load_encoder(name).tokenizer
-    with one_line_errors(
-        name, "it must be a masked language model, with all weights and a mask token"
-    ):
-        load = transformers.AutoModelForMaskedLM.from_pretrained
+def load_model(name, kind, form):
+    """A folder or a name on the Hub, a class of transformers -> model, tokenizer, or UserError."""
+    with one_line_errors(name, form):
         folder = resolve_model(name)
-        model, report = load(folder, output_loading_info=True, trust_remote_code=False)
-        if report["missing_keys"] or not tokenizer.mask_token:
-            raise ValueError(f"it lacks {min(report['missing_keys'], default='a mask token')}")
+        if not Path(name).exists():  # Marian's vocabularies are not among its patterns
+            huggingface_hub.snapshot_download(name, allow_patterns="*.spm")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        options = dict(dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
+        model, report = kind.from_pretrained(folder, **options)
+        if report["missing_keys"]:
+            raise ValueError(f"its weights lack {min(report['missing_keys'])}")
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
@@ -139,14 +149,48 @@ def fill_masks(sentences, random, model, tokenizer):
     masked = torch.from_numpy(random.random(ids.shape) < MASK_RATE) & ~special
     batch["input_ids"] = ids.masked_fill(masked, tokenizer.mask_token_id)
     likeliest = model(**batch.to(model.device)).logits.argmax(dim=-1).cpu()  # [N, L]
-    filled = tokenizer.batch_decode(torch.where(masked, likeliest, ids), skip_special_tokens=True)
-    return [text.strip() or sentence for text, sentence in zip(filled, sentences)]
+    return tokenizer.batch_decode(torch.where(masked, likeliest, ids), skip_special_tokens=True)
+
+
+def load_translator(name, languages, args):
+    """-> translate() by this model. languages: codes (from, to), or None. Raises UserError."""
+    form = "it must be a translator, with all weights; Marian's tokenizer needs sentencepiece"
+    model, tokenizer = load_model(name, transformers.AutoModelForSeq2SeqLM, form)
+    options = dict(num_beams=args.beams, do_sample=False)
+    if languages:
+        codes = tokenizer.convert_tokens_to_ids(languages)
+        if tokenizer.unk_token_id in codes:
+            raise UserError(f"{name}: it has no tokens for {' and '.join(languages)}")
+        tokenizer.src_lang = languages[0]
+        options["forced_bos_token_id"] = codes[1]
+    return partial(translate, model, tokenizer, options, args.batch_size)
+
+
+def translate(model, tokenizer, options, batch_size, texts):
+    """list of n str -> list of n str, in their order. options: of generate()."""
+    translations = {"": ""}
+    order = sorted(filter(None, dict.fromkeys(texts)), key=len)  # little padding
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
+        cut = dict(padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+        batch = tokenizer(part, **cut).to(model.device)
+        limit = 2 * batch["input_ids"].shape[1] + 10  # for a translation that repeats itself
+        ids = model.generate(**batch, max_new_tokens=limit, **options)
+        translations |= zip(part, tokenizer.batch_decode(ids, skip_special_tokens=True))
+    return [translations[text].strip() for text in texts]
 
 
 def make_views(args):
     """The function that WAY names: (list of n str, numpy Generator) -> list of n str."""
+    if args.way == "translate":
+        there = load_translator(args.there, args.languages, args)
+        back = load_translator(args.back, args.languages and args.languages[::-1], args)
+        return lambda sentences, random: back(there(sentences))
     if args.way == "mlm":
-        model, tokenizer = load_masked_lm(args.masked_lm)
+        form = "it must be a masked language model, with all weights and a mask token"
+        model, tokenizer = load_model(args.masked_lm, transformers.AutoModelForMaskedLM, form)
+        if not tokenizer.mask_token:
+            raise UserError(f"{args.masked_lm}: it lacks a mask token; {form}")
         return partial(fill_masks, model=model, tokenizer=tokenizer)
     change = crop if args.way == "crop" else delete_one
     if args.way == "synonym":
@@ -157,9 +201,17 @@ def make_views(args):
 def parse_args():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
-    add("way", choices=("crop", "delete-one", "synonym", "mlm"))
+    add("way", choices=("translate", "crop", "delete-one", "synonym", "mlm"))
     add("--train", default="nli_for_simcse.csv", help="as for congen.py (default: %(default)s)")
     add("--output", required=True, help="a new file of pairs")
+    model = "for translate: folder or Hub name (default: %(default)s)"
+    add("--there", default="Helsinki-NLP/opus-mt-en-de", help=model)
+    add("--back", default="Helsinki-NLP/opus-mt-de-en", help=model)
+    codes = "for translate: codes of a model of many languages (default: it has two)"
+    add("--languages", nargs=2, metavar=("FROM", "TO"), help=codes)
+    add("--beams", type=number(int, 1), default=1, help="for translate (default: 1, greedy search)")
+    batch = "of a model (default: %(default)s)"
+    add("--batch-size", type=number(int, 1), default=64, help=batch)
     folder = "for synonym: folder of WordNet 3's database (default: %(default)s)"
     add("--wordnet", default="/usr/share/wordnet", help=folder)
     model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"
@@ -168,18 +220,39 @@ def parse_args():
     return parser.parse_args()
 
 
+def write_views(args, sentences, make):
+    """Write --output, chunk by chunk, under a hidden name until it is complete.
+
+    That name has a hash of all that the lines depend on, so that the same command finds it.
+    """
+    output = Path(args.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(repr((vars(args), sentences)).encode()).hexdigest()[:16]
+    unfinished = output.with_name(f".{output.name}.{digest}")
+    size = args.batch_size * (CHUNK if args.way == "translate" else 1)
+    with open(unfinished, "a+b") as file:
+        file.seek(0)
+        lines = file.readlines()
+        done = sum(line.endswith(b"\n") for line in lines) // size * size  # of whole chunks
+        file.truncate(sum(map(len, lines[:done])))
+        bar = tqdm(total=len(sentences), initial=done, desc=args.way, unit=" sentences", **BAR)
+        for start in range(done, len(sentences), size):
+            part = sentences[start : start + size]
+            views = make(part, np.random.default_rng([args.seed, start]))
+            for sentence, view in zip(part, views):
+                file.write(f"{sentence}\t{' '.join(view.split()) or sentence}\n".encode())
+            file.flush()
+            bar.update(len(part))
+        bar.close()
+    os.replace(unfinished, output)
+
+
 def main():
     args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = [" ".join(text.split()) for text in read_sentences(args.train)]
-    make = make_views(args)
-    random = np.random.default_rng(args.seed)
-    lines = []
-    for start in tqdm(range(0, len(sentences), BATCH), args.way):
-        part = sentences[start : start + BATCH]
-        lines += [f"{first}\t{second}\n" for first, second in zip(part, make(part, random))]
-    replace_file(Path(args.output), lambda new: new.write_text("".join(lines), "utf-8"))
+    write_views(args, sentences, make_views(args))
 
 
 if __name__ == "__main__":

@@ -215,7 +215,8 @@ def from_github(evaluated):
 
 def from_hub():
     """-> {file: lines} of what QNLI has."""
-    places = [common.resolve_data(f"SetFit/qnli:{split}.jsonl") for split in ("validation", "test")]
+    files = ("validation.jsonl", "test.jsonl")
+    places = [common.download("SetFit/qnli", file) for file in files]
     files = qnli(*[lines_of(path.read_bytes()) for path in places])
     return {f"retrieval/qnli/{name}": lines for name, lines in files.items()}
 

@@ -25,7 +25,7 @@ from statistics import harmonic_mean
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from extras.device import machine
+from extras.benchmark import machine
 
 DATA = Path(__file__).parent / "data"
 THREE, ONE = (0, 1, 2), (0,)  # seeds
@@ -35,7 +35,8 @@ THREE, ONE = (0, 1, 2), (0,)  # seeds
 # $STSB_TEST: STS-B's test set as scored pairs.
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
-STS = "--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4"
+SORTED = "--group-by-length"  # as in all measured runs
+STS = f"--senteval $DATA/senteval --epochs 1 --batch-size 64 --max-length 64 --lr 4e-4 {SORTED}"
 CUT = "--teacher $T --student-layers 1,3,5"
 OWN = f"{CUT} {STS} --train $FIRST20K --eval-steps 105"
 MORE = f"{CUT} {STS} --train $FIRST50K --eval-steps 105"
@@ -48,26 +49,26 @@ ALIGN = (
 NLI = (
     "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
     "--triplets $DATA/nli_triplets.csv --finetune-epochs 1 --finetune-lr 5e-5 "
-    "--senteval $DATA/senteval"
+    f"--senteval $DATA/senteval {SORTED}"
 )
 WHOLE = f"--train $DATA/unlabeled.txt --eval-steps 500 {STS}"
 BASELINE = "python -m extras.baselines --method"
-CONGEN = "python congen.py --teacher-temperature"
+CONGEN = "python congen.py --queue-size 16384 --teacher-temperature"
 SIMCSE = (
     "python distilface.py --student $T --student-layers 1,3,5 --pooling avg --lr 3e-5 "
-    "--temperature 0.2 --batch-size 64 --senteval $DATA/senteval --train"
+    f"--temperature 0.2 --batch-size 64 {SORTED} --senteval $DATA/senteval --train"
 )
 KD = "python ckd.py --objective kd"
 CKD = "python ckd.py --queue-size 16384 --temperature"
 IBKD = "python ibkd.py --stage distill --temperature"
-DSE = "python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4 --task"
+DSE = f"python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4 {SORTED} --task"
 STSB, MRPC = f"{DSE} stsb --eval-steps 180", f"{DSE} mrpc --eval-steps 115"
-LABELS = "--alpha 0 --student $T --teacher"
+LABELS = "--alpha 0 --student $T"
 WEAK = "--teacher $T --student $T --teacher-lr 5e-5"
 STRONG = "--teacher $M --student $T --teacher-lr 3e-5 --precision bf16"
 ONNX = "python -m extras.quantize --pairs $STSB_TEST"
 BENCHMARK = "python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2"
-SEARCH = "python ibkd.py --task dr --beir $DATA/retrieval/qnli --teacher $T"
+SEARCH = f"python ibkd.py --task dr --beir $DATA/retrieval/qnli {SORTED} --teacher $T"
 STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 122"
 STAGE_2 = (
     "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
@@ -133,19 +134,9 @@ RUNS = [  # page, name, seeds, command
         f"{SEARCH} --stage finetune --student runs/search-stage-1 {STAGE_2}",
     ),
     ("pairs", "DSE-stsb", ONE, f"{STSB} {WEAK}"),
-    (
-        "pairs",
-        "DSE-stsb-labels",
-        ONE,
-        f"{STSB} {LABELS} runs/DSE-stsb/teacher",
-    ),
+    ("pairs", "DSE-stsb-labels", ONE, f"{STSB} {LABELS}"),
     ("pairs", "DSE-mrpc", ONE, f"{MRPC} {WEAK}"),
-    (
-        "pairs",
-        "DSE-mrpc-labels",
-        ONE,
-        f"{MRPC} {LABELS} runs/DSE-mrpc/teacher",
-    ),
+    ("pairs", "DSE-mrpc-labels", ONE, f"{MRPC} {LABELS}"),
     ("larger-teacher", "M-SEED", ONE, f"{CONGEN} 0.1 --student-temperature 0.1 --alpha 1 {FAR}"),
     ("larger-teacher", "M-PKD", ONE, f"{BASELINE} pkd {FAR}"),
     ("larger-teacher", "M-CRD", ONE, f"{BASELINE} crd --temperature 0.1 {FAR}"),
@@ -164,7 +155,6 @@ RUNS = [  # page, name, seeds, command
     ("int8", "int8-three-layers", ONE, f"{ONNX} runs/speed-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{ONNX} runs/speed-two-layers"),
     ("int8", "int8-one-layer", ONE, f"{ONNX} runs/speed-one-layer"),
-    ("precision", "speed-cpu", ONE, "python -m extras.benchmark --only cpu"),
     ("parts", "KD-dropout", THREE, f"{KD} {OWN} --dropout 0.1"),
     ("parts", "IBKD-no-HSIC", THREE, f"{IBKD} 0.2 --beta1 0 {OWN}"),
     (
@@ -179,7 +169,8 @@ RUNS = [  # page, name, seeds, command
         "en-de",
         ONE,
         f"python congen.py {CUT} --head identity --pairs $EN_DE --epochs 3 --batch-size 64 "
-        "--eval-steps 415 --senteval $DATA/senteval --skip-test",
+        f"--lr 5e-4 --queue-size 16384 {SORTED} --eval-steps 415 --senteval $DATA/senteval "
+        "--skip-test",
     ),
     ("language", "en-de-test", ONE, "python eval_sts.py $T runs/en-de --translations $EN_DE_TEST"),
     (
@@ -242,7 +233,7 @@ def write_lines(path, lines):
 
 def scores_of(run):
     """The final table of a run that trains, from its checkpoint -> {row: {column: score}}."""
-    return torch.load(run / "checkpoint" / "state.pt", "cpu")["scores"]
+    return torch.load(run / "checkpoint.pt", "cpu")["scores"]
 
 
 def tables(printed):
@@ -272,7 +263,7 @@ def execute(run, command, words):
     """Run it, or continue it -> what its line states of the outcome, or None if it has failed."""
     trains = bool(TRAINS.match(command))
     with tempfile.TemporaryFile("w+") as printed:
-        child = subprocess.Popen([*words, *["--resume"] * trains], stdout=printed)
+        child = subprocess.Popen(words, stdout=printed)
         _, status, usage = os.wait4(child.pid, 0)
         printed.seek(0)
         text = printed.read()

@@ -24,7 +24,7 @@ DATA = Path(__file__).parent / "data" / "teaching.jsonl"
 COMMAND = re.compile(r"^python ckd\.py (--demo (?:\\\n|.)*)$", re.M)
 DIFF = re.compile(r"^### \d\. (.+)\n+```diff\n- (.+)\n\+ (.+)\n```", re.M)
 TEXT = PAGE.read_text("utf-8")
-# title -> a line of ckd.py without its indentation, and the line in its place
+# title -> the code of a line of ckd.py, without indentation and comment, and the code in its place
 EXERCISES = {"Unchanged": ("import math", "import math")}
 EXERCISES |= {title: (old, new) for title, old, new in DIFF.findall(TEXT)}
 
@@ -33,7 +33,7 @@ def changed_script(title):
     """The source of ckd.py after an exercise. Raises ValueError unless its line is there once."""
     old, new = EXERCISES[title]
     lines = (ROOT / "ckd.py").read_text("utf-8").splitlines(keepends=True)
-    (number,) = [i for i, line in enumerate(lines) if line.strip() == old]
+    (number,) = [i for i, line in enumerate(lines) if line.split("  #")[0].strip() == old]
     lines[number] = lines[number].replace(old, new)
     return "".join(lines)
 

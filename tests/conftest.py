@@ -1,11 +1,7 @@
-"""What the tests share: small models made on the spot, the demo's files, the real teacher and data.
-
-The teacher comes from its pip package, the data from ../shared/data where that folder is there.
-"""
+"""What the tests share: small models made on the spot, the demo's files, the real teacher."""
 
 import atexit
 import csv
-import io
 import json
 import math
 import os
@@ -13,21 +9,23 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import time
 from hashlib import sha256
 from pathlib import Path
+
+# Before the other imports: no test reads or fills the user's own cache, or asks the Hub.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")
+os.environ["HF_HUB_OFFLINE"] = "1"
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-# Set before common is imported, so that no test reads or fills the user's own cache.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # Two processes with two threads each take three times as long on two cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -38,20 +36,12 @@ import common
 DEMO = ROOT / "demo"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",")
 LONGEST_INPUT = 128  # tokens
-MODELS = (  # folder, kind, dimension
-    ("bert", "Bert", 32),
-    ("wide", "Bert", 48),
-    ("roberta", "Roberta", 32),
-    ("distilbert", "DistilBert", 32),
-)
+OWN_FILES = ("checkpoint.pt", "README.md", "metrics.jsonl")  # of a run, beside the student's
+MODELS = dict(bert=32, wide=48, roberta=32, distilbert=32)  # folders, dimensions
 
 
 def pytest_addoption(parser):
-    help = "changed files that test_fuzz.py reads, for each reader; 100"
-    parser.addoption("--fuzz-examples", type=int, default=100, help=help)
-    parser.addoption("--soak", type=int, default=5, help="SIGKILLs of test_soak.py; 5")
-    help = "which moments test_soak.py takes; the time"
-    parser.addoption("--soak-seed", type=int, default=int(time.time()), help=help)
+    parser.addoption("--kills", type=int, default=1, help="SIGKILLs of each script in test_run.py")
 
 
 # ---- files
@@ -73,12 +63,13 @@ def demo_triplets(count):
 
 
 def rows(run_folder):
-    """metrics.jsonl of a run -> list of dict."""
-    return [json.loads(line) for line in (Path(run_folder) / "metrics.jsonl").open()]
+    """metrics.jsonl of a run -> list of dict, empty before it begins."""
+    file = Path(run_folder) / "metrics.jsonl"
+    return [json.loads(line) for line in file.open()] if file.exists() else []
 
 
 def losses(run_folder):
-    """The losses that a run has logged -> {(stage, step): loss}."""
+    """{(stage, step): loss}"""
     return {(row["stage"], row["step"]): row["loss"] for row in rows(run_folder) if "loss" in row}
 
 
@@ -94,10 +85,7 @@ def cosine(a, b):
 
 
 def infonce(anchors, keys, tau, own_keys=None):
-    """The mean of -log( exp(cos(a_i, k_i) / tau) / sum_j exp(cos(a_i, k_j) / tau) ), by loops.
-
-    own_keys: for each anchor, further keys that it alone is contrasted with.
-    """
+    """InfoNCE by loops; own_keys: for each anchor, further keys that it alone has."""
     total = 0.0
     for i, anchor in enumerate(anchors):
         all_keys = [*keys, *own_keys[i]] if own_keys else keys
@@ -107,7 +95,7 @@ def infonce(anchors, keys, tau, own_keys=None):
 
 
 def random_rows(*shape, seed=0):
-    """Normally distributed numbers in float64."""
+    """Normally distributed, in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
@@ -135,18 +123,14 @@ class Adam:
 
 def tar_of(name, data):
     """A tar file with one file in it, as bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info.tobuf() + data.ljust(512, b"\0") + bytes(1024)
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder of small data: sentences.txt (300), dev.tsv (60 pairs), triplets.csv (100 rows),
-    pairs.tsv (100), and STS-B/ in GLUE's layout (100 pairs each)."""
+    """A folder of small data, the first lines of demo/'s; STS-B/ in GLUE's layout."""
     root = tmp_path_factory.mktemp("files")
     counts = {"sentences.txt": 300, "dev.tsv": 60, "triplets.csv": 101, "pairs.tsv": 100}
     counts |= {f"STS-B/{split}.tsv": 101 for split in ("train", "dev", "test")}
@@ -155,6 +139,17 @@ def files(tmp_path_factory):
         source = f"glue/{name}" if "/" in name else name
         (root / name).write_text("\n".join(demo_lines(source, count)) + "\n", "utf-8")
     return root
+
+
+def alter(path, change):
+    """Change a file of JSON or of tensors by a dict of new values, or by a function."""
+    is_json = path.suffix == ".json"
+    content = common.read_json(path, {}) if is_json else load_file(path)
+    change(content) if callable(change) else content.update(change)
+    if is_json:
+        path.write_text(json.dumps(content))
+    else:
+        save_file(content, path, {"format": "pt"})
 
 
 @pytest.fixture(scope="session")
@@ -183,42 +178,29 @@ def word_tokenizer():
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=LONGEST_INPUT,
-    )
+    marks = dict(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1")
+    marks["special_tokens"] = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(**marks)
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS[:5]}
+    options = dict(tokenizer_object=tokenizer, model_max_length=LONGEST_INPUT)
+    return transformers.PreTrainedTokenizerFast(**options, **names)
 
 
 @pytest.fixture(scope="session")
 def models_folder(tmp_path_factory):
-    """Folders of small models with four layers.
-
-    Plain: bert (32 dimensions), wide (48), roberta, distilbert. In sentence-transformers' layout:
-    mean (normalized), cls, pooler.
-    """
+    """Small models of four layers: plain ones, and mean (normalized), cls and pooler, with
+    modules.json."""
     root = tmp_path_factory.mktemp("models")
     tokenizer = word_tokenizer()
-    for name, kind, size in MODELS:
+    for name, size in MODELS.items():
         options = dict(vocab_size=len(tokenizer), hidden_size=size, pad_token_id=0)
         options |= dict(num_hidden_layers=4, num_attention_heads=4)
-        if kind == "DistilBert":
-            options |= dict(hidden_dim=2 * size)
-        else:
-            options |= dict(intermediate_size=2 * size, initializer_range=0.3)
+        more = dict(intermediate_size=2 * size, initializer_range=0.3)
+        options |= dict(hidden_dim=2 * size) if name == "distilbert" else more
         # RoBERTa's positions begin after the number of its padding token.
-        options |= dict(max_position_embeddings=LONGEST_INPUT + (kind == "Roberta"))
+        options |= dict(max_position_embeddings=LONGEST_INPUT + (name == "roberta"))
         torch.manual_seed(size)
-        config = getattr(transformers, f"{kind}Config")(**options)
+        config = transformers.AutoConfig.for_model("bert" if name == "wide" else name, **options)
         transformers.AutoModel.from_config(config).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     for pooling in ("mean", "cls", "pooler"):
@@ -257,10 +239,7 @@ def call_main(monkeypatch, capsys):
 
 @pytest.fixture
 def fails(call_main, capsys):
-    """fails(ckd, "--option", ...) -> the error line of a script's main.
-
-    It must be the only one, and the exit status must be 2.
-    """
+    """fails(ckd, "--option", ...) -> the only error line of a script's main; status 2."""
 
     def call(script, *options):
         with pytest.raises(SystemExit) as exit:
@@ -275,11 +254,7 @@ def fails(call_main, capsys):
 
 
 def check_student(script, folder, dev_file, best, printed):
-    """A run's folder holds its best student, for everybody -> its vectors of 20 sentences.
-
-    It has the best dev score, the table's last line and the card state it, and SentenceTransformer
-    computes the same vectors.
-    """
+    """A run's folder holds its best student, for everybody -> its vectors of 20 sentences."""
     from sentence_transformers import SentenceTransformer
 
     encoder = common.load_encoder(folder)
@@ -294,40 +269,55 @@ def check_student(script, folder, dev_file, best, printed):
     return vectors
 
 
-def outcome(run_folder):
-    """All that a run's training gives: losses, dev scores, and a digest of each file of weights."""
+def outcome(folder):
+    """All that a run leaves: its log without speeds, its table, a digest of each other file."""
+    log = [{k: v for k, v in row.items() if k != "sentences_per_second"} for row in rows(folder)]
+    table = [line for line in (folder / "README.md").read_text().splitlines() if line[:1] == "|"]
     digests = {}
-    for path in run_folder.rglob("*.safetensors"):
-        if path.parent.name != "checkpoint":
-            name = str(path.relative_to(run_folder))
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in OWN_FILES and not name.startswith("."):
             digests[name] = sha256(path.read_bytes()).hexdigest()
-    assert digests
-    return losses(run_folder), dev_scores(run_folder), digests
+    assert {"model.safetensors", "modules.json", "args.json"} <= set(digests)
+    return log, table, digests
 
 
 @pytest.fixture
 def check_resume(call_main, monkeypatch, tmp_path):
     """check_resume(ckd, "distill", 4, "--option", ...): nothing shows that a run was interrupted.
 
-    Stopped after this step's dev score and resumed, it prints the same table, logs the same losses
-    and dev scores, and writes the same bytes as a run that was left alone.
+    It dies in this stage, after this step's dev score, and "before" or "after" the stage's first
+    checkpoint; several moments: one after the other. The same command continues it each time.
     """
 
-    def check(script, stage, step, *options):
-        whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-        monkeypatch.setattr(common, "LOG_STEPS", 1)
-        table = call_main(script, *options, "--output", whole)
-        log_dev = common.Run.log_dev
+    def check(script, stage, moments, *options):
+        moments = [*moments] if isinstance(moments, tuple) else [moments]
+        begin, log_dev = common.Run.begin, common.Run.log_dev
 
-        def stop(run, number, score):
-            log_dev(run, number, score)
-            if (run.stage, number) == (stage, step):
+        def die_at(name, moment):
+            if name == stage and moments[:1] == [moment]:
+                del moments[0]
                 raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(common.Run, "log_dev", stop)
-            call_main(script, *options, "--output", stopped)
-        assert call_main(script, *options, "--output", stopped, "--resume") == table
-        assert outcome(stopped) == outcome(whole)
+        def dying_begin(run, name, *rest):
+            die_at(name, "before")
+            progress = begin(run, name, *rest)
+            die_at(name, "after")
+            return progress
+
+        def dying_log_dev(run, step, score):
+            log_dev(run, step, score)
+            die_at(run.stage, step)
+
+        monkeypatch.setattr(common, "LOG_STEPS", 1)
+        monkeypatch.setattr(common, "CHECKPOINT_SECONDS", 0)
+        table = call_main(script, *options, "--output", tmp_path / "whole")
+        monkeypatch.setattr(common.Run, "begin", dying_begin)
+        monkeypatch.setattr(common.Run, "log_dev", dying_log_dev)
+        while moments:
+            with pytest.raises(KeyboardInterrupt):
+                call_main(script, *options, "--output", tmp_path / "stopped")
+        assert call_main(script, *options, "--output", tmp_path / "stopped") == table
+        assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
     return check

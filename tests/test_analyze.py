@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from processes import finish, start
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -70,11 +69,10 @@ def test_space_has_positives_above_4_and_each_sentence_once(vectors):
     found = numbers["one"]["squared distances (IBKD)"]
     assert found["alignment"] == pytest.approx(sum(d**2 for d in distances) / 2)
     assert found["uniformity"] == pytest.approx(uniformity)
+    [line] = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[found["uniformity"], found["alignment"]]]
     found = numbers["one"]["distances (DistilCSE)"]
     assert found["alignment"] == pytest.approx(sum(distances) / 2)
-    for axes, values in zip(figure.axes, numbers["one"].values()):
-        [line] = axes.lines
-        assert line.get_xydata().tolist() == [[values["uniformity"], values["alignment"]]]
 
 
 def test_the_points_of_cosine_and_edits(vectors):
@@ -99,42 +97,32 @@ def test_covariance_is_nothing_for_independent_dimensions_and_all_for_copies(mon
     assert numbers["copies"]["mean |correlation|"] == pytest.approx(1)
 
 
-def write_run(folder, scores, **arguments):
+def write_run(folder, scores, **options):
     """A run with these dev scores, [(stage, step, dev)]."""
     folder.mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps(arguments))
+    options = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    (folder / "args.json").write_text(json.dumps(options))
     lines = [json.dumps(dict(stage=s, step=n, dev=dev)) for s, n, dev in scores]
     lines.insert(1, json.dumps(dict(stage=scores[0][0], step=1, loss=0.5)))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_a_curve_goes_on_where_a_stage_ends(tmp_path):
-    scores = [("distill", 0, 50), ("distill", 4, 52), ("finetune", 0, 52), ("finetune", 3, 54)]
-    write_run(tmp_path / "run", scores)
-    numbers, figure = analyze.curve([tmp_path / "run"], None, plt)
-    assert numbers == {tmp_path / "run": {"step": [0, 4, 4, 7], "dev": [50, 52, 52, 54]}}
-    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 4, 4, 7]
-
-
-def test_data_averages_runs_of_the_same_number(call_main, fails, tmp_path):
+def test_data_averages_runs_of_the_same_number(tmp_path):
     for size, queue, step, dev in ((64, 0, 200, 81.5), (64, 8, 50, 78), (32, 8, 100, 80)):
         scores = [("distill", 0, 50), ("distill", step // 2, dev), ("distill", step, dev - 1)]
-        write_run(tmp_path / "runs" / f"{dev}", scores, batch_size=size, queue_size=queue)
-    folder = str(tmp_path / "runs")
-    numbers, figure = analyze.data([folder], "sentences", plt)
-    assert numbers == {folder: {3200: [78, 80], 12800: [81.5]}}
-    line, _, [bars] = figure.axes[0].containers[0].lines
+        write_run(tmp_path / f"{dev}", scores, batch_size=size, queue_size=queue)
+    numbers, figure = analyze.data([tmp_path], "sentences", plt)
+    assert numbers == {tmp_path: {3200: [78, 80], 12800: [81.5]}}
+    line, _, _ = figure.axes[0].containers[0].lines
     assert line.get_xydata().tolist() == [[3200, 79], [12800, 81.5]]
-    ends = [bar[:, 1].tolist() for bar in bars.get_segments()]
-    assert ends == [pytest.approx([79 - 2**0.5, 79 + 2**0.5]), [81.5, 81.5]]
-    call_main(analyze, "data", folder, "--against", "queue_size", "--output", tmp_path / "new/out")
-    expected = {folder: {"0.0": [81.5], "8.0": [78, 80]}}
-    assert json.loads((tmp_path / "new/out.json").read_text()) == expected
-    write_run(tmp_path / "runs/c", [("distill", 5, 1), ("finetune", 5, 2)], batch_size=2)
-    assert "c/args.json" in fails(analyze, "data", folder)
+    numbers, _ = analyze.data([tmp_path], "queue-size", plt)
+    assert numbers == {tmp_path: {0: [81.5], 8: [78, 80]}}
+    write_run(tmp_path / "c", [("distill", 5, 1), ("finetune", 5, 2)], batch_size=2)
+    with pytest.raises(common.UserError, match="only one stage"):
+        analyze.best_scores(tmp_path, "sentences")
 
 
-@pytest.mark.parametrize("figure", ["space", "covariance", "cosine", "edits", "speed"])
+@pytest.mark.parametrize("figure", ["space", "covariance", "cosine", "edits"])
 def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_path):
     models = [str(models_folder / "bert"), str(models_folder / "mean")]
     data = ("--dev", files / "dev.tsv", "--sentences", files / "sentences.txt")
@@ -150,24 +138,8 @@ def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_p
         expected = np.mean([2 - 2 * c for c, score in zip(similarity, gold) if score > 4])
         found = found["squared distances (IBKD)"]["alignment"]
         assert found == pytest.approx(expected, abs=1e-5)
-    if figure in ("cosine", "speed"):
-        expected = 100 * spearmanr(similarity, gold).statistic
-        assert (found if figure == "cosine" else found["average"]) == pytest.approx(expected)
-
-
-def test_the_backend_of_a_notebook_is_not_used(models_folder, files, tmp_path):
-    log = tmp_path / "log"
-    words = [
-        "space",
-        models_folder / "bert",
-        "--dev",
-        files / "dev.tsv",
-        "--output",
-        tmp_path / "a",
-    ]
-    backend = "module://matplotlib_inline.backend_inline"
-    finish(start("extras/analyze.py", words, log, MPLBACKEND=backend), log)
-    assert (tmp_path / "a.png").exists()
+    if figure == "cosine":
+        assert found == pytest.approx(100 * spearmanr(similarity, gold).statistic)
 
 
 def test_neighbours_are_the_nearest_without_the_query(models_folder, files, call_main, tmp_path):

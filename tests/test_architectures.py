@@ -1,30 +1,22 @@
-"""Architectures that people bring: cut, trained, saved, read back, the same in SentenceTransformer.
-
-Tiny models with random weights, since none can be downloaded here.
-"""
+"""Architectures that people bring: cut, trained, saved, the same in SentenceTransformer."""
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import demo_sentences, word_tokenizer
+from conftest import alter, demo_sentences, word_tokenizer
 from sentence_transformers import SentenceTransformer
 
 import ckd
 import common
 
-SIZES = dict(
-    hidden_size=32,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=130,
-    pad_token_id=0,
-)
+SIZES = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64)
+SIZES |= dict(max_position_embeddings=130, pad_token_id=0)
 GROUPED = dict(num_key_value_heads=2, head_dim=8)
 CONFIGS = {
     "bert": ("BertConfig", SIZES),
     "roberta": ("RobertaConfig", SIZES),
+    "distilbert": ("DistilBertConfig", dict(dim=32, n_layers=4, n_heads=4, hidden_dim=64)),
     "xlm-roberta": ("XLMRobertaConfig", SIZES),
     "camembert": ("CamembertConfig", SIZES),
     "mpnet": ("MPNetConfig", SIZES),
@@ -35,25 +27,35 @@ CONFIGS = {
     "longformer": ("LongformerConfig", SIZES | dict(attention_window=[8] * 4)),
     "qwen3": ("Qwen3Config", SIZES | GROUPED),
     "gemma3": ("Gemma3TextConfig", SIZES | GROUPED | dict(sliding_window=8)),
-    "albert": ("AlbertConfig", SIZES | dict(embedding_size=32)),
     "t5": ("T5Config", dict(d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4)),
+    "albert": ("AlbertConfig", SIZES | dict(embedding_size=32)),
 }
-CUT = [name for name in CONFIGS if name not in ("albert", "t5")]
+DECODERS = ("qwen3", "gemma3")
+CUT = [name for name in CONFIGS if name not in ("t5", "albert")]
 TOKENS = dict(bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3)
+STATED = dict(prompts=dict(query="A boy plays: ", document=""), similarity_fn_name="dot")
+TEXTS = demo_sentences(12)
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    def call(name):
+@pytest.fixture
+def build(tmp_path):
+    """build("bert", torch.float32) -> the folder of a model whose weights have this type."""
+    tokenizer = word_tokenizer()
+
+    def call(name, dtype=torch.float32):
         kind, options = CONFIGS[name]
         if not hasattr(transformers, kind):
             pytest.skip(f"this version of transformers has no {kind}")
-        folder = tmp_path_factory.mktemp(name)
-        tokenizer = word_tokenizer()
         torch.manual_seed(0)
         config = getattr(transformers, kind)(vocab_size=len(tokenizer), **TOKENS, **options)
-        transformers.AutoModel.from_config(config).save_pretrained(folder)
+        folder = tmp_path / f"{name} {dtype}"
+        model = transformers.AutoModel.from_config(config)
+        rounded = {key: value.bfloat16().to(dtype) for key, value in model.state_dict().items()}
+        model.to(dtype).load_state_dict(rounded)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        default = dict(default_prompt_name="query" if name in DECODERS else None)
+        alter(folder / "config_sentence_transformers.json", STATED | default)
         return folder
 
     return call
@@ -61,44 +63,55 @@ def build(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CUT)
 def test_it_is_cut_trained_saved_and_read_by_everybody(build, tmp_path, name):
-    pooling = "lasttoken" if name in ("qwen3", "gemma3") else "mean"
+    """With its prompts and its similarity."""
+    pooling = "lasttoken" if name in DECODERS else "mean"
     encoder = common.load_encoder(build(name), pooling, "0,2")
-    encoder.prompt = "A boy plays: " if name == "qwen3" else ""
-    texts = demo_sentences(12)
     optimizer = torch.optim.Adam(encoder.parameters(), 1e-3)
     for _ in range(2):
-        embedding = ckd.embed(encoder, *common.Tokens(encoder, texts).batch(np.arange(12)))
+        embedding = ckd.embed(encoder, *common.Tokens(encoder, TEXTS).batch(np.arange(12)))
         optimizer.zero_grad()
         ckd.mse_loss(embedding, torch.ones_like(embedding)).backward()
         optimizer.step()
     common.save_encoder(encoder, tmp_path / "out")
-    ours = common.encode(ckd.embed, encoder, texts)
+    ours = common.encode(ckd.embed, encoder, TEXTS)
     again = common.load_encoder(tmp_path / "out")
-    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
-    assert np.abs(ours - common.encode(ckd.embed, again, texts)).max() < 1e-6
-    assert np.abs(ours - theirs).max() < 1e-5
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert np.abs(ours - common.encode(ckd.embed, again, TEXTS)).max() < 1e-6
+    assert np.abs(ours - theirs.encode(TEXTS)).max() < 1e-5
     assert again.model.config.num_hidden_layers == 2
-    batch = common.Tokens(encoder, texts).batch(np.arange(12))
+    assert (again.prompts, theirs.similarity_fn_name) == (STATED["prompts"], "dot")
+    again.prompt = STATED["prompts"]["query"]
+    queries = common.encode(ckd.embed, again, TEXTS)
+    assert np.abs(queries - theirs.encode_query(TEXTS)).max() < 1e-5
+    batch = common.Tokens(encoder, TEXTS).batch(np.arange(12))
     for dropout in (0.0, 0.5):  # also that of attention
         encoder = common.load_encoder(tmp_path / "out", dropout=dropout).train()
         equal = torch.equal(ckd.embed(encoder, *batch), ckd.embed(encoder, *batch))
         assert equal == (dropout == 0)
 
 
-NOT_CUT = [
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_keeps_no_keys_and_values_and_computes_in_fp32(build, name):
+    """Also from weights in bf16, whose rounding must not reach Gemma's factor of embeddings."""
+    vectors = []
+    for dtype in (torch.bfloat16, torch.float32):
+        encoder = common.load_encoder(build(name, dtype), "lasttoken").eval()
+        output = encoder.model(*common.Tokens(encoder, TEXTS).batch(np.arange(12)))
+        assert output.past_key_values is None
+        assert {value.dtype for value in encoder.parameters()} == {torch.float32}
+        vectors.append(common.encode(ckd.embed, encoder, TEXTS))
+    assert np.array_equal(*vectors)
+
+
+REFUSED = [
+    ("t5", None, "has an encoder and a decoder"),
     ("albert", "0,2", "no list of 4 layers"),
-    ("t5", "0,2", ""),  # it has a decoder
     ("modernbert", "1,3", "needs its layer 0; keep it first"),  # which lacks a norm
+    ("bert", "1,4", "1,4: choose .*0, 1, 2, 3"),
 ]
 
 
-@pytest.mark.parametrize("name, layers, reason", NOT_CUT)
-def test_what_cannot_be_cut_is_refused_before_training(
-    build, fails, files, tmp_path, name, layers, reason
-):
-    data = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
-    folder = build(name)
-    student = ["--teacher", folder, "--student-layers", layers, "--output", tmp_path / "out"]
-    line = fails(ckd, *data, *student)
-    assert str(folder) in line and reason in line
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name, layers, reason", REFUSED)
+def test_what_cannot_be_read_or_cut_is_refused(build, name, layers, reason):
+    with pytest.raises(common.UserError, match=f"{name}.*{reason}"):
+        common.load_encoder(build(name), layers=layers)

@@ -1,8 +1,6 @@
 """extras/baselines.py: losses and training steps, each computed a second time, step by step."""
 
 import math
-from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,49 +12,70 @@ from torch.autograd import gradcheck
 
 import ckd
 import common
+import congen
 from extras import baselines
 
 
-def test_patient_loss_is_the_distance_of_normalized_layers():
+def check_loss(loss, expected, inputs):
+    """The value is the expected one, and so is the gradient of the first input."""
+    assert loss(*inputs).item() == pytest.approx(expected, abs=1e-10)
+    assert gradcheck(loss, (inputs[0].requires_grad_(), *inputs[1:]))
+
+
+def test_patient_and_l2_loss_are_distances_of_normalized_vectors():
     student, teacher = random_rows(4, 3, 5, seed=1), random_rows(4, 3, 5, seed=2)
+    pairs = list(zip(student.flatten(0, 1).tolist(), teacher.flatten(0, 1).tolist()))
+    expected = [2 - 2 * cosine(u, v) for u, v in pairs]
+    check_loss(baselines.patient_loss, sum(expected) / 5 / 4, [student, teacher])
+    inputs = [student.detach()[:, 0], teacher[:, 0]]
+    check_loss(baselines.l2_loss, sum(expected[::3]) / 4, inputs)
+
+
+def test_metakd_loss_weights_the_errors_of_a_sentence():
+    student, teacher, layers, theirs = (random_rows(4, 3, 5, seed=seed) for seed in range(4))
+    student, teacher, weights = student[:, 0], teacher[:, 0], random_rows(4).abs()
     expected = 0.0
-    for sentence in range(4):
-        for layer in range(3):
-            u, v = student[sentence, layer].tolist(), teacher[sentence, layer].tolist()
-            expected += (2 - 2 * cosine(u, v)) / 5 / 4
-    assert baselines.patient_loss(student, teacher).item() == pytest.approx(expected, abs=1e-10)
-    assert gradcheck(baselines.patient_loss, (student.requires_grad_(), teacher))
+    for i in range(4):
+        error = sum((student[i, d] - teacher[i, d]).item() ** 2 for d in range(5)) / 5
+        for l in range(3):
+            error += sum((layers[i, l, h] - theirs[i, l, h]).item() ** 2 for h in range(5)) / 5
+        expected += weights[i].item() * error / 4
+    check_loss(baselines.metakd_loss, expected, [student, teacher, layers, theirs, weights])
 
 
-def test_l2_dual_l2_and_skd_add_a_term_each():
-    control, generalize, reference = (random_rows(6, 5, seed=seed) for seed in (1, 2, 3))
-    terms = [0.0, 0.0, 0.0]
-    for con, gen, ref in zip(control.tolist(), generalize.tolist(), reference.tolist()):
-        terms[0] += (2 - 2 * cosine(con, ref)) / 6
-        terms[1] += (2 - 2 * cosine(gen, ref)) / 6
-        terms[2] += (2 - 2 * cosine(con, gen)) / 6
-    found = [
-        baselines.l2_loss(control, reference).item(),
-        baselines.dual_l2_loss(control, generalize, reference).item(),
-        baselines.skd_loss(control, generalize, reference).item(),
-    ]
-    assert found == pytest.approx([terms[0], terms[0] + terms[1], sum(terms)], abs=1e-10)
-    inputs = control.requires_grad_(), generalize.requires_grad_(), reference
-    assert gradcheck(baselines.skd_loss, inputs)
+def test_expertise_weights_are_high_for_sentences_like_their_domain_and_others(monkeypatch):
+    monkeypatch.setattr(baselines, "CHUNK", 4)
+    embeddings, domains = random_rows(9, 3).numpy(), list("aabbbbccc")
+    means = {}
+    for domain in "abc":
+        members = [row for row, name in zip(embeddings.tolist(), domains) if name == domain]
+        means[domain] = [sum(column) / len(members) for column in zip(*members)]
+    found = baselines.expertise_weights(embeddings, domains)
+    for row, domain, weight in zip(embeddings.tolist(), domains, found):
+        first, second = (means[name] for name in "abc" if name != domain)
+        others = [(x + y) / 2 for x, y in zip(first, second)]
+        score = (cosine(row, means[domain]) + cosine(row, others)) / 2
+        assert weight == pytest.approx((1 + score) / (1 + math.exp(0)), abs=1e-10)
+
+
+def test_clusters_are_groups_of_directions(monkeypatch):
+    monkeypatch.setattr(baselines, "CHUNK", 50)
+    directions = np.tile(np.eye(3), (40, 1)) + 0.1 * random_rows(120, 3).numpy()
+    numbers = baselines.cluster(directions * np.arange(1, 121)[:, None], 3)
+    assert len(set(numbers[:3])) == 3
+    assert np.array_equal(numbers, np.tile(numbers[:3], 40))
 
 
 @pytest.mark.parametrize("size", [5, 1])
 def test_crd_tells_the_teachers_embedding_of_a_sentence_from_those_of_others(size):
     student, teacher = random_rows(size, 4, seed=1), random_rows(size, 4, seed=2)
-    negatives = max(1, size - 1)
     expected = 0.0
     for i, s in enumerate(student.tolist()):
         for j, t in enumerate(teacher.tolist()):
             power = math.exp(cosine(s, t) / 0.2)
-            p = power / (power + negatives)
+            p = power / (power + max(1, size - 1))
             expected -= math.log(p if i == j else 1 - p) / size
-    assert baselines.crd_loss(student, teacher, 0.2).item() == pytest.approx(expected, abs=1e-10)
-    assert gradcheck(baselines.crd_loss, (student.requires_grad_(), teacher, 0.2))
+    check_loss(baselines.crd_loss, expected, [student, teacher, 0.2])
 
 
 def test_principal_components_have_the_most_variance_of_the_normalized_embeddings():
@@ -68,7 +87,7 @@ def test_principal_components_have_the_most_variance_of_the_normalized_embedding
     assert np.abs(np.abs((components * expected).sum(axis=0)) - 1).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mean", "cls", "pooler", "roberta", "distilbert"])
+@pytest.mark.parametrize("name", ["mean", "pooler", "distilbert"])
 def test_embeddings_are_those_of_ckd_and_layers_follow_them(models_folder, name):
     encoder = common.load_encoder(models_folder / name).eval()
     ids, mask = common.Tokens(encoder, demo_sentences(6)).batch(np.arange(6))
@@ -80,26 +99,15 @@ def test_embeddings_are_those_of_ckd_and_layers_follow_them(models_folder, name)
     assert (F.normalize(joined[:, :32]) - F.normalize(embedding)).abs().max() < 1e-6
     assert (joined[:, :32].norm(dim=1) - 1).abs().min() > 0.01
     for row in range(6):
-        tokens = range(1 if encoder.pooling == "cls" else int(mask[row].sum()))
-        for place, layer in enumerate((0, 2), 1):
-            mean = sum(states[layer][row, token] for token in tokens) / len(tokens)
-            assert (joined[row, 32 * place : 32 * (place + 1)] - mean).abs().max() < 1e-5
+        count = 1 if encoder.pooling == "cls" else int(mask[row].sum())
+        means = torch.cat([states[layer][row, :count].mean(dim=0) for layer in (0, 2)])
+        assert (joined[row, 32:] - means).abs().max() < 1e-5
 
 
-SIZE = 75  # of a batch; files/sentences.txt has four of them
+SIZE = 75  # of a batch; four of them are all sentences
 LR = 1e-2
-DECAY = [1, 0.75, 0.5, 0.25]  # the share of the peak learning rate at steps 1 to 4
-METHODS = dict(pkd=[1, 0.75, 0.25, 0], l2=DECAY, skd=DECAY, crd=DECAY, hpd=DECAY)
-METHODS["dual-l2"] = DECAY
-
-
-@pytest.fixture
-def options(models_folder, files):
-    """Four steps: half of "mean", which normalizes, learns from "wide", which does not."""
-    models = ("--student", models_folder / "mean", "--teacher", models_folder / "wide")
-    data = ("--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--eval-steps", 2)
-    steps = ("--epochs", 1, "--batch-size", SIZE, "--lr", LR, "--patience", 0, "--dimension", 8)
-    return *models, *data, *steps, "--student-layers", "0,2"
+METHODS = ("pkd", "metakd", "l2", "dual-l2", "skd", "crd", "hpd")
+DOMAINS = [str(row % 3) for row in range(4 * SIZE)]
 
 
 def states_of(encoder, texts):
@@ -110,25 +118,20 @@ def states_of(encoder, texts):
     return [(states * mask).sum(dim=1) / mask.sum(dim=1) for states in output.hidden_states]
 
 
-def without_words(texts, step):
-    random = np.random.default_rng([0, step])
-    kept = [[word for word in text.split() if random.random() >= 0.1] for text in texts]
-    return [" ".join(words) for words in kept]
-
-
-def expected_losses(models_folder, method):
-    """The four steps of train(), written down once more for each method."""
+def expected_losses(models_folder, method, rates):
+    """Four steps, written down once more for each method."""
     student = common.load_encoder(models_folder / "mean", layers="0,2").eval()
     teacher = common.load_encoder(models_folder / "wide").eval()
     sentences = demo_sentences(4 * SIZE)
     with torch.no_grad():
         everything = states_of(teacher, sentences)
     components = baselines.principal_components(everything[-1].numpy(), 8)
+    weights = torch.from_numpy(baselines.expertise_weights(everything[-1].numpy(), DOMAINS))
     torch.manual_seed(0)
     layer = nn.Linear(32, 8 if method == "hpd" else 48, bias=method != "crd")  # head, M or W
     of_layers = nn.Linear(32, 48)
     parameters = [*student.parameters(), *layer.parameters()]
-    if method == "pkd":
+    if method in ("pkd", "metakd"):
         parameters += of_layers.parameters()
         optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
     elif method in ("l2", "dual-l2", "skd"):
@@ -137,76 +140,82 @@ def expected_losses(models_folder, method):
         optimizer = torch.optim.Adam(parameters)
     values = []
     lengths = common.Tokens(student, sentences).lengths
-    for step, numbers in enumerate(islice(common.batches(lengths, SIZE, 0), 4), 1):
+    for step, numbers in common.batches(lengths, SIZE, 0, False, 0, 4):
         texts = [sentences[number] for number in numbers]
-        target = everything[-1][numbers]
+        theirs = [states[numbers] for states in everything]
+        target = theirs[-1]
         states = states_of(student, texts)
         head = layer(states[-1]).tanh()
-        second = layer(states_of(student, without_words(texts, step))[-1]).tanh()
-        projected = layer(F.normalize(states[-1]))
+        views = congen.second_views(sentences, None, numbers, [0, step])
+        second = layer(states_of(student, views)[-1]).tanh()
+        projected = layer(F.normalize(states[-1]))  # as "mean" states
         if method == "pkd":  # the student's layer 1 of 2, the teacher's 2 of 4
-            layers = of_layers(states[1])[:, None], everything[2][numbers][:, None]  # [N, 1, 48]
+            layers = of_layers(states[1])[:, None], theirs[2][:, None]  # [N, 1, 48]
             loss = F.mse_loss(projected, target) + baselines.patient_loss(*layers)
+        elif method == "metakd":
+            errors = (projected - target).square().mean(dim=1)
+            for number in range(3):
+                error = of_layers(states[number]) - theirs[2 * number]
+                errors = errors + error.square().mean(dim=1)
+            loss = (weights[numbers] * errors).mean()
         elif method == "crd":
             loss = baselines.crd_loss(projected, target, 0.1)
         elif method == "hpd":
             loss = F.mse_loss(head, F.normalize(target) @ components)
-        elif method == "l2":
-            loss = baselines.l2_loss(head, target)
-        elif method == "dual-l2":
-            loss = baselines.dual_l2_loss(head, second, target)
         else:
-            loss = baselines.skd_loss(head, second, target)
+            loss = baselines.l2_loss(head, target)
+            loss = loss + (method != "l2") * baselines.l2_loss(second, target)
+            loss = loss + (method == "skd") * baselines.l2_loss(head, second)
         optimizer.zero_grad()
         loss.backward()
-        if method != "pkd":
+        if method not in ("pkd", "metakd"):
             nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.param_groups[0]["lr"] = LR * METHODS[method][step - 1]
+        optimizer.param_groups[0]["lr"] = LR * rates[step - 1]
         optimizer.step()
         values.append(loss.item())
     return values
+
+
+@pytest.fixture
+def options(models_folder, files):
+    """Half of "mean", which normalizes, learns from "wide", which does not, in four steps."""
+    models = ("--student", models_folder / "mean", "--teacher", models_folder / "wide")
+    data = ("--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--eval-steps", 2)
+    steps = ("--epochs", 1, "--batch-size", SIZE, "--lr", LR, "--patience", 0, "--dimension", 8)
+    return *models, *data, *steps, "--student-layers", "0,2"
+
+
+def write_labeled(path, domains):
+    lines = [f"{text}\t{domain}\n" for text, domain in zip(demo_sentences(4 * SIZE), domains)]
+    path.write_text("".join(lines))
+    return "--labeled", path
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_four_steps_are_those_of_the_paper(
     call_main, options, monkeypatch, models_folder, files, tmp_path, method
 ):
-    expected = expected_losses(models_folder, method)
-    if method == "pkd":
-        assert baselines.MAX_NORMS[baselines.PAPERS["pkd"]] == math.inf  # which clips nothing
+    rates = [1, 0.75, 0.25, 0] if method in ("pkd", "metakd") else [1, 0.75, 0.5, 0.25]
+    expected = expected_losses(models_folder, method, rates)
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     out = tmp_path / "out"
-    printed = call_main(baselines, *options, "--method", method, "--output", out)
+    labeled = write_labeled(tmp_path / "labeled.tsv", DOMAINS) if method == "metakd" else ()
+    printed = call_main(baselines, *options, "--method", method, "--output", out, *labeled)
     assert list(losses(out).values()) == pytest.approx(expected, rel=2e-5)
-    rates = [row["lr"] for row in rows(out) if "lr" in row]
-    assert rates == pytest.approx([LR * share for share in METHODS[method]], abs=1e-12)
+    found = [row["lr"] / LR for row in rows(out) if "lr" in row]
+    assert found == pytest.approx(rates, abs=1e-10)
     best = max(dev_scores(out).values())
     vectors = check_student(baselines, out, files / "dev.tsv", best, printed)
-    assert vectors.shape == (20, {"pkd": 32, "crd": 32, "hpd": 8}.get(method, 48))
+    assert vectors.shape == (20, {"pkd": 32, "metakd": 32, "crd": 32, "hpd": 8}.get(method, 48))
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5  # as "mean" states
 
 
-def test_w_starts_as_the_identity_and_m_is_left_out_where_dimensions_agree(models_folder):
-    encoder = common.load_encoder(models_folder / "bert")
-    projections = []
-    for method in ("pkd", "crd"):
-        args = SimpleNamespace(method=method, seed=0, device="cpu")
-        projections.append(baselines.build_student(encoder, encoder, args).projection)
-    m, w = projections
-    assert isinstance(m, nn.Identity)
-    assert torch.equal(w.weight, torch.eye(32)) and w.bias is None
+def test_metakd_finds_the_same_clusters_when_it_is_continued(check_resume, options):
+    check_resume(baselines, "distill", 4, *options, "--method", "metakd")
 
 
-DEFAULTS = [
-    ("pkd", "sup-simcse-roberta-large", [20, 512, 64, 125, 3, 3e-4]),
-    ("skd", "unsup-simcse-roberta-large", [20, 128, 128, 512, 7, 3e-4]),
-    ("hpd", "sup-simcse-roberta-large", [10, 256, 128, 500, 0, 1e-4]),
-]
-
-
-@pytest.mark.parametrize("method, teacher, numbers", DEFAULTS)
-def test_defaults_are_those_of_the_methods_paper(parse, method, teacher, numbers):
-    args = parse(baselines, "--method", method, "--student", "x")
-    assert args.teacher == f"princeton-nlp/{teacher}"
-    found = [args.epochs, args.batch_size, args.max_length, args.eval_steps, args.patience]
-    assert [*found, baselines.PEAKS[baselines.PAPERS[method]](23)] == numbers
+def test_metakd_with_a_single_domain_is_one_line(fails, options, tmp_path):
+    labeled = write_labeled(tmp_path / "labeled.tsv", ["news"] * 4 * SIZE)
+    output = ("--output", tmp_path / "out")
+    line = fails(baselines, *options, "--method", "metakd", *labeled, *output)
+    assert "needs two domains" in line

@@ -1,14 +1,16 @@
-"""ckd.py: losses, bank and schedule against plain loops in float64; whole steps by hand; runs."""
+"""ckd.py: losses, bank and schedule against plain loops in float64; two steps a stage by hand.
+
+It also tests what several scripts have alike: their pooling, and the queue of congen.py.
+"""
 
 import math
 from functools import partial
-from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import Adam, demo_sentences, dev_scores, infonce, losses, random_rows
+from conftest import Adam, demo_sentences, demo_triplets, dev_scores, infonce, losses, random_rows
 from processes import small_options
 from torch.autograd import gradcheck
 
@@ -21,11 +23,11 @@ import ibkd
 # ---- losses
 
 
-@pytest.mark.parametrize("queue_size", [0, 1, 11])
+@pytest.mark.parametrize("queue_size", [None, 0, 1, 11])
 @pytest.mark.parametrize("tau", [1, 0.07, 0.01])
 def test_contrastive_distillation_is_equation_5(queue_size, tau):
     student, teacher = random_rows(6, 5, seed=1), random_rows(6, 5, seed=2)
-    queue = random_rows(queue_size, 5, seed=3) if queue_size else None
+    queue = None if queue_size is None else random_rows(queue_size, 5, seed=3)
     keys = teacher.tolist() + (queue.tolist() if queue_size else [])
 
     def loss(x):
@@ -53,38 +55,23 @@ def test_squared_error_is_equation_2_averaged_over_the_batch():
     assert gradcheck(ckd.mse_loss, (student.requires_grad_(), teacher))
 
 
-# ---- memory bank
+# ---- bank, embedding, schedule
 
 
-def rows_of(numbers):
-    return torch.tensor([[number, -number] for number in numbers], dtype=torch.float32)
-
-
-@pytest.mark.parametrize("filled", [0, 13])
-def test_a_queue_holds_the_last_embeddings_whatever_the_batches(filled):
-    """The memory bank, which starts empty, and congen.py's queue, which starts full."""
-    past = list(range(filled))
-    queue = congen.InstanceQueue(rows_of(past)) if filled else ckd.MemoryBank(13, 2)
-    assert len(queue.embeddings()) == filled
-    for size in [*np.random.default_rng(0).integers(1, 14, 60), 13, 14, 40, 3]:
-        new = range(len(past), len(past) + size)
-        queue.enqueue(rows_of(new))
-        past += new
-        held = queue.embeddings()
-        assert sorted(held[:, 0].tolist()) == past[-13:]
-        assert torch.equal(held[:, 0], -held[:, 1])
-
-
-def test_a_bank_that_is_cleared_or_has_no_place_is_empty():
-    for size in (13, 0):
-        bank = ckd.MemoryBank(size, 2)
-        bank.enqueue(rows_of(range(4)))
-        assert len(bank.embeddings()) == min(4, size)
-        bank.clear()
-        assert len(bank.embeddings()) == 0
-
-
-# ---- embedding, schedule
+@pytest.mark.parametrize("script", [ckd, congen])
+@pytest.mark.parametrize("size", [0, 3, 13])
+def test_a_queue_holds_the_newest_embeddings_newest_first(script, size):
+    """Batches smaller and larger than it, an empty start, and clearing as in the loop."""
+    queue, past = torch.empty(0, 2), []
+    for step, count in enumerate([4, 1, 7, 13, 40, 3, 2, 1]):
+        if step == 5:
+            queue, past = queue[:0], []
+        new = torch.arange(step * 100.0, step * 100 + count)
+        embeddings = torch.stack([new, -new], dim=1).requires_grad_()
+        queue = script.enqueue(queue, embeddings, size)
+        past = [*new.tolist(), *past]
+        assert queue[:, 0].tolist() == past[:size]
+        assert torch.equal(queue[:, 0], -queue[:, 1]) and not queue.requires_grad
 
 
 @pytest.mark.parametrize("script", [ckd, congen, ibkd, eval_sts])
@@ -94,17 +81,16 @@ def test_pooling_equals_loops_and_padding_never_counts(script, pooling):
     states = random_rows(3, 4, 6, seed=1)
     masks = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
     output = SimpleNamespace(last_hidden_state=states)
-    encoder = SimpleNamespace(pooling=pooling, heads=torch.nn.Sequential(), normalize=False)
+    encoder = SimpleNamespace(pooling=pooling, heads=torch.nn.Sequential(), training=False)
     encoder.model = lambda input_ids, attention_mask, **options: output
-    found = script.embed(encoder, None, masks)
-    for row, mask in enumerate(masks.tolist()):
-        tokens = [states[row, i] for i in range(4) if mask[i]]
-        expected = {
-            "mean": sum(tokens) / len(tokens),
-            "cls": states[row, 0],
-            "lasttoken": tokens[-1],
-        }
-        assert (found[row] - expected[pooling]).abs().max() < 1e-6
+    for encoder.normalize in (False, True):
+        found = script.embed(encoder, None, masks)
+        for row, mask in enumerate(masks.tolist()):
+            tokens = [states[row, i] for i in range(4) if mask[i]]
+            mean = sum(tokens) / len(tokens)
+            expected = {"mean": mean, "cls": states[row, 0], "lasttoken": tokens[-1]}[pooling]
+            length = expected.square().sum().sqrt() if encoder.normalize else 1
+            assert (found[row] - expected / length).abs().max() < 1e-6
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine():
@@ -117,47 +103,51 @@ def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine()
     assert ckd.warmup_cosine(1, 4, 8) == 1  # an epoch of less than ten steps has no warm-up
 
 
+@pytest.mark.parametrize("total", [1, 7, 50, 99, 1000])
+def test_the_learning_rate_reaches_its_peak_however_short_the_run(total):
+    """Also below a tenth of an epoch, which has 1,000 steps here."""
+    assert max(ckd.warmup_cosine(step, 1000, total) for step in range(1, total + 1)) == 1
+
+
 # ---- options
 
 
 def test_defaults_are_the_papers(parse):
     args = parse(ckd, "--student", "bert-base-uncased")
     assert (args.epochs, args.batch_size, args.eval_steps, args.patience) == (20, 512, 125, 3)
-    ckd.resolve_defaults(args, torch.nn.ParameterList([torch.empty(1)]), 10**6)
     assert (args.finetune_epochs, args.finetune_batch_size, args.max_length) == (5, 128, 64)
     assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
     assert (args.train, args.triplets) == ("ffgcc/NEWS5M", "nli_for_simcse.csv")
-    assert (args.stage, args.temperature, args.objective) == ("both", 0.05, "ckd")
+    assert (args.stage, args.objective, args.queue_size) == ("both", "ckd", 65536)
+    assert args.temperature == args.finetune_temperature == 0.05
     learned = parse(ckd, "--student", "x", "--learn-temperature")
-    ckd.resolve_defaults(learned, torch.nn.ParameterList([torch.empty(1)]), 10**6)
     assert learned.temperature == pytest.approx(0.368, abs=1e-3)  # of the authors' code
-    assert learned.finetune_temperature == 1 / 20
+    assert learned.finetune_temperature == 0.05
+    kd = parse(ckd, "--student", "x", "--objective", "kd")
+    assert (kd.queue_size, kd.max_length) == (0, 128)
+    own = ["--train", "my.txt"]  # without triplets, stage 1 alone
+    assert parse(ckd, *own).stage == "distill"
+    assert parse(ckd, *own, "--triplets", "t.csv").stage == "both"
 
 
-def test_own_sentences_without_triplets_train_stage_1_alone(parse):
-    assert parse(ckd, "--student", "x", "--train", "my.txt").stage == "distill"
-    assert parse(ckd, "--student", "x", "--train", "my.txt", "--triplets", "t.csv").stage == "both"
+@pytest.mark.parametrize("millions, rates", [(110, (2e-4, 5e-5)), (67, (3e-4, 1e-5))])
+def test_learning_rates_depend_on_the_size_of_the_student(
+    call_main, models_folder, files, tmp_path, monkeypatch, millions, rates
+):
+    """Of section 4.2, unless they are given."""
+    student = torch.nn.ParameterList([torch.empty(millions * 1_000_000, device="meta")])
+    seen = []
 
+    def load_teacher(*_, **__):
+        raise KeyboardInterrupt
 
-@pytest.mark.parametrize(
-    "millions, lr, finetune_lr", [(110, 2e-4, 5e-5), (52, 3e-4, 1e-5), (14, 3e-4, 5e-5)]
-)
-def test_learning_rates_depend_on_the_size_of_the_student(parse, millions, lr, finetune_lr):
-    encoder = torch.nn.ParameterList([torch.empty(millions * 1_000_000, device="meta")])
-    args = parse(ckd, "--student", "x")
-    ckd.resolve_defaults(args, encoder, sentences=1000)
-    assert (args.lr, args.finetune_lr) == (lr, finetune_lr)
-
-
-FILLED = [("ckd", 1_000_000, 65536), ("ckd", 3000, 2560), ("ckd", 100, 0), ("kd", 3000, 0)]
-
-
-@pytest.mark.parametrize("objective, sentences, size", FILLED)
-def test_the_bank_is_what_an_epoch_fills_before_its_last_batch(parse, objective, sentences, size):
-    args = parse(ckd, "--student", "x", "--objective", objective)
-    ckd.resolve_defaults(args, torch.nn.ParameterList([torch.empty(1)]), sentences)
-    assert args.queue_size == size
-    assert args.max_length == (64 if objective == "ckd" else 128)
+    monkeypatch.setattr(ckd, "load_student", lambda args, default: seen.append(args) or student)
+    monkeypatch.setattr(ckd, "load_encoder", load_teacher)
+    words = ["--student", "x", "--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
+    for more in ([], ["--lr", 7, "--finetune-lr", 8]):
+        with pytest.raises(KeyboardInterrupt):
+            call_main(ckd, *words, "--output", tmp_path / str(len(more)), *more)
+    assert [(args.lr, args.finetune_lr) for args in seen] == [rates, (7, 8)]
 
 
 # ---- whole steps, by hand
@@ -169,48 +159,97 @@ def batch_of(encoder, sentences):
     return batch["input_ids"], batch["attention_mask"]
 
 
-@pytest.mark.parametrize("batch_size, queue_size, total", [(2, 2, 3), (4, 0, 2)])
-def test_steps_of_stage_1_by_hand(
-    models_folder, files, tmp_path, call_main, monkeypatch, batch_size, queue_size, total
-):
-    """Two batches of an epoch (the second sees the first in the bank), or two epochs of one batch.
+def infonce_of(queries, keys, tau):
+    """The loss that infonce() computes, with a gradient."""
+    similarity = torch.cosine_similarity(queries[:, None], keys[None], dim=-1) / tau
+    return (similarity.logsumexp(1) - similarity.diagonal()).mean()
 
-    Fails if the bank is filled before the loss, is not cleared at the epoch, or if the learning
-    rate, the clipping or the projection differ.
+
+@pytest.mark.parametrize(
+    "batch_size, queue_size, learned", [(2, 3, False), (2, 1, True), (4, 9, True), (2, 0, False)]
+)
+def test_steps_of_stage_1_by_hand(
+    models_folder, files, tmp_path, call_main, monkeypatch, batch_size, queue_size, learned
+):
+    """Four steps of two sentences, or two of four.
+
+    Fails if the bank is filled before the loss or is not cleared at an epoch's start, or if order,
+    learning rate, clipping, temperature or projection differ.
     """
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     texts = demo_sentences(4)
     (tmp_path / "four.txt").write_text("\n".join(texts) + "\n", "utf-8")
     out, name = tmp_path / "out", models_folder / "bert"
-    data = ["--train", tmp_path / "four.txt", "--dev", files / "dev.tsv", "--stage", "distill"]
+    data = ["--train", tmp_path / "four.txt", "--dev", files / "dev.tsv"]
     models = ["--teacher", models_folder / "wide", "--student", name, "--pooling", "mean"]
-    steps = ["--epochs", 2, "--max-steps", 3, "--batch-size", batch_size, "--eval-steps", 1]
-    more = ["--queue-size", queue_size, "--lr", 1e-3, "--dropout", 0, "--output", out]
-    call_main(ckd, *data, *models, *steps, *more)
+    steps = ["--epochs", 2, "--batch-size", batch_size, "--queue-size", queue_size]
+    more = ["--temperature", 0.1, "--lr", 1e-3, "--dropout", 0, "--output", out]
+    call_main(ckd, *data, *models, *steps, *more, *["--learn-temperature"] * learned)
 
     teacher = common.load_encoder(models_folder / "wide").eval()
     targets = ckd.embed(teacher, *batch_of(teacher, texts)).detach()
-    student = common.load_encoder(name)
+    student = common.load_encoder(name).eval()
     torch.manual_seed(0)
     projection = torch.nn.Linear(32, 48)  # M
-    adam = Adam([*student.parameters(), *projection.parameters()], betas=(0.9, 0.98))
-    steps_per_epoch = 4 // batch_size
+    log_tau = torch.tensor(math.log(0.1), requires_grad=True)
+    parameters = [*student.parameters(), *projection.parameters(), *[log_tau] * learned]
+    adam = Adam(parameters, betas=(0.9, 0.98))
     lengths = common.Tokens(student, texts).lengths
-    bank = []
+    epoch_steps = 4 // batch_size
+    total = 2 * epoch_steps
     found = losses(out)
-    for step, picked in enumerate(islice(common.batches(lengths, batch_size, 0), total), 1):
-        if (step - 1) % steps_per_epoch == 0:
+    assert list(found) == [("distill", step) for step in range(1, total + 1)]
+    for step, picked in common.batches(lengths, batch_size, 0, False, 0, total):
+        if (step - 1) % epoch_steps == 0:
             bank = []
         projected = projection(ckd.embed(student, *batch_of(student, [texts[i] for i in picked])))
-        keys = torch.stack([targets[i] for i in picked] + bank[-2:])
-        expected = infonce(projected.tolist(), keys.tolist(), 0.05)
+        past = bank[max(0, len(bank) - queue_size) :]
+        keys = torch.stack([targets[i] for i in picked] + past)
+        expected = infonce(projected.tolist(), keys.tolist(), log_tau.exp().item())
         assert found["distill", step] == pytest.approx(expected, abs=2e-5)
-        similarity = torch.cosine_similarity(projected[:, None], keys[None], dim=-1) / 0.05
-        loss = (similarity.logsumexp(1) - similarity.diagonal()).mean()
-        rate = (1 + math.cos(math.pi * (step - 1) / max(1, total - 1))) / 2  # warm-up of one step
-        adam.step(loss, 1e-3 * rate)
-        bank += [targets[i] for i in picked]
-    assert len(found) == total
+        rate = (1 + math.cos(math.pi * (step - 1) / (total - 1))) / 2  # warm-up of one step
+        adam.step(infonce_of(projected, keys, log_tau.exp()), 1e-3 * rate)
+        bank += reversed([targets[i] for i in picked])
+
+
+def test_squared_errors_are_those_of_m_and_their_gradients_are_not_clipped(
+    models_folder, files, tmp_path, call_main, monkeypatch
+):
+    """--objective kd, with M by --projection, although the widths are equal."""
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", None)  # it is not called
+    words = small_options("ckd", models_folder, files, tmp_path / "out")
+    words += ["--objective", "kd", "--stage", "distill", "--teacher", models_folder / "bert"]
+    words += ["--projection", "--pooling", "mean", "--dropout", 0, "--max-steps", 1]
+    call_main(ckd, *words)
+    teacher = common.load_encoder(models_folder / "bert").eval()
+    student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
+    torch.manual_seed(0)
+    projection = torch.nn.Linear(32, 32)
+    picked = np.random.default_rng([0, 0]).permutation(300)[:32]
+    batch = batch_of(student, [demo_sentences(300)[i] for i in picked])
+    error = projection(ckd.embed(student, *batch)) - ckd.embed(teacher, *batch)
+    expected = sum(x**2 for row in error.tolist() for x in row) / 32 / 32
+    assert losses(tmp_path / "out") == {("distill", 1): pytest.approx(expected, rel=1e-4)}
+
+
+def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, monkeypatch):
+    """100 triplets, 24 at a time."""
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    words = small_options("ckd", models_folder, files, tmp_path / "out")
+    words += ["--stage", "finetune", "--dropout", 0, "--max-steps", 3, "--pooling", "mean"]
+    call_main(ckd, *words, "--finetune-temperature", 0.02)
+    sides = demo_triplets(100)
+    student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
+    lengths = sum(common.Tokens(student, texts).lengths for texts in sides)
+    adam = Adam(student.parameters(), betas=(0.9, 0.98))
+    for step, picked in common.batches(lengths, 24, 0, False, 0, 3):
+        batches = [batch_of(student, [texts[i] for i in picked]) for texts in sides]
+        anchor, positive, negative = [ckd.embed(student, *batch) for batch in batches]
+        keys = torch.cat([positive, negative])
+        expected = infonce(anchor.tolist(), keys.tolist(), 0.02)
+        assert losses(tmp_path / "out")["finetune", step] == pytest.approx(expected, rel=1e-4)
+        adam.step(infonce_of(anchor, keys, 0.02), 1e-3 * (1, 0.5, 0)[step - 1])
 
 
 # ---- runs
@@ -218,9 +257,9 @@ def test_steps_of_stage_1_by_hand(
 
 def test_stage_2_alone_has_no_teacher(call_main, models_folder, files, tmp_path):
     words = small_options("ckd", models_folder, files, tmp_path)
-    call_main(ckd, *words, "--stage", "finetune", "--teacher", "nowhere")
+    printed = call_main(ckd, *words, "--stage", "finetune", "--teacher", "nowhere")
     assert {stage for stage, _ in dev_scores(tmp_path)} == {"finetune"}
-    assert "Teacher: none." in (tmp_path / "README.md").read_text()
+    assert "| teacher" not in printed
 
 
 def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, files, tmp_path):

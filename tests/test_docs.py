@@ -1,11 +1,12 @@
-"""The pages and docstrings: every command that they show is accepted by its script's own parser,
-every block of Python runs, every link leads somewhere, every function that they name exists."""
+"""The pages: their commands are accepted by the scripts' own parsers, their Python runs, links and
+names are right, tables are those of the data, and each method is told as in its docstring."""
 
 import importlib
 import os
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sys
 
@@ -21,102 +22,91 @@ sys.path.insert(0, str(ROOT / "results"))
 import make
 import runs
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-PAGES += sorted(ROOT.glob("results/*.md"))
-# results/make.py and results/teaching.py take no arguments.
-PROGRAM = re.compile(r"(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)(?: |$)")
+SCRIPTS = ("ckd", "congen", "ibkd", "dse", "distilface")
+PAGES = {"README.md": ROOT / "README.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
+PAGES |= {f"docs/{path.name}": path for path in sorted(ROOT.glob("docs/*.md"))}
+PAGES |= {f"results/{path.name}": path for path in sorted(ROOT.glob("results/*.md"))}
+TEXTS = {name: path.read_text("utf-8") for name, path in PAGES.items()}
+PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
+# results/make.py, teaching.py and tests take no arguments of their own.
+PROGRAM = re.compile(r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)")
+
+
+def blocks(language):
+    """(page, block of code)"""
+    for page, text in TEXTS.items():
+        for block in re.findall(rf"```{language}\n(.*?)```", text, re.S):
+            yield page, block
 
 
 def commands():
-    """(page, command) for each line of a shell block that runs a script of the project."""
+    """(place, command) that runs a script of the project: in blocks, inline, and in docstrings."""
     found = []
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        for block in re.findall(r"```sh\n(.*?)```", text, re.S):
-            for line in block.replace("\\\n", " ").splitlines():
-                for part in re.split(r"&&|;", line.split("  #")[0]):
-                    if re.match(r"\s*(python|torchrun) ", part) and PROGRAM.search(part):
-                        found.append((page.name, part.strip()))
-    return [(page, part) for page, part in found if "pytest" not in part and "venv" not in part]
-
-
-def code_spans():
-    """(page, code) for each span of code in a text or a table, blocks excepted."""
-    for page in PAGES:
-        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
-        for code in re.findall(r"`([^`]+)`", text):
-            yield page.name, " ".join(code.split())
-
-
-def inline_commands():
-    """(page, command) for each span that is a command of the project, with nothing left out."""
-    for page, code in code_spans():
-        is_command = re.match("python |torchrun ", code) and PROGRAM.search(code)
-        if is_command and not re.search(r"\.\.\.|…|NAME", code):
-            yield page, code
-
-
-def options_of_scripts():
-    """(page, script, option) for each span such as "ckd.py --objective kd"."""
-    found = []
-    for page, code in code_spans():
-        if name := re.match(r"(\w+)\.py (?=--)", code):
-            found += [(page, name[1], option) for option in re.findall(r"--[\w-]+", code)]
-    return found
-
-
-def usage_lines():
-    """(file, command) for each command in the docstring of a script; "[--option]" is none."""
-    found = []
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("extras/*.py"), ROOT / "results/data_sets.py"]:
+    for page, block in blocks("sh"):
+        block = block.replace("\\\n", "")
+        variables = dict(re.findall(r'^(\w+)="?([^"\n#]*?)"?(?: +#.*)?$', block, re.M))
+        for line in string.Template(block).safe_substitute(variables).splitlines():
+            found += [(page, part) for part in re.split(r"&& |; ", line.split("  #")[0])]
+    for page, text in PROSE.items():
+        spans = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+        found += [(page, code) for code in spans if not re.search(r"\.\.\.|…|NAME", code)]
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("extras/*.py")]:
         docstring = path.read_text("utf-8").split('"""')[1]
         for lines in re.findall(r"^  +(python .*(?:\n {6,}--.*)*)", docstring, re.M):
-            command = " ".join(line.strip().split("  ")[0] for line in lines.splitlines())
-            if "[" not in command:
-                found.append((path.name, command))
-    return found
+            joined = " ".join(line.strip().split("  ")[0] for line in lines.splitlines())
+            found += [(path.name, joined)] if "[" not in joined else []
+    return [(place, part.strip()) for place, part in found if PROGRAM.match(part.strip())]
 
 
-def blocks(pattern):
-    """(page, group 1 of the pattern) for each place of a page where it matches."""
-    texts = [(page.name, page.read_text("utf-8")) for page in PAGES]
-    return [(name, found[1]) for name, text in texts for found in re.finditer(pattern, text, re.S)]
+def accept(parse, command):
+    found = PROGRAM.match(command)
+    words = shlex.split(command[found.end() :])
+    return parse(importlib.import_module(found[1] or found[2]), *words)
 
 
-COMMANDS, INLINE, USAGE = commands(), list(inline_commands()), usage_lines()
-PYTHON = blocks(r"```python\n(.*?)```")
-ONE_LINERS = blocks(r"""(python -c (?:'[^']*'|"[^"]*"))""")
+@pytest.mark.parametrize("place, command", commands(), ids=lambda value: value[-60:])
+def test_a_documented_command_is_accepted(place, command, parse):
+    accept(parse, command)
 
 
-def test_there_are_commands():
-    counts = [len(found) for found in (COMMANDS, INLINE, options_of_scripts(), USAGE)]
-    assert min(counts) >= 5 and sum(counts) >= 80, counts
-    assert min(len(PYTHON), len(ONE_LINERS)) >= 2
+def test_the_command_of_each_run_is_accepted_and_has_batches_of_similar_length(parse):
+    every = [command for *_, command in runs.all_runs()]
+    assert len(every) > 60 and len(commands()) > 120
+    for command in every:
+        words = ["python", *runs.expand(command, "data")[1:]]
+        args = accept(parse, shlex.join(words))
+        assert getattr(args, "group_by_length", True), command
 
 
-@pytest.mark.parametrize("page, command", COMMANDS + INLINE + USAGE, ids=lambda value: value[-60:])
-def test_a_documented_command_is_accepted(page, command, parse):
-    found = PROGRAM.search(command)
-    module = importlib.import_module(found[1] or found[2])
-    parse(module, *shlex.split(command[found.end() :]))
+def test_code_is_at_most_100_columns_wide_and_readme_at_most_150_lines():
+    for language in ("sh", "python", "diff"):
+        for page, block in blocks(language):
+            longest = max(block.splitlines(), key=len)
+            assert len(longest) <= 100, (page, longest)
+    assert TEXTS["README.md"].count("\n") <= 150
 
 
-def test_the_options_that_a_page_names_exist(parse, capsys):
-    for page, script, option in options_of_scripts():
-        with pytest.raises(SystemExit):
-            parse(importlib.import_module(script), "--help")
-        assert re.search(rf"{option}\b", capsys.readouterr().out), (page, script, option)
+def test_the_options_and_functions_that_a_page_names_exist(parse, capsys):
+    for page, text in PROSE.items():
+        for code in re.findall(r"`([^`]+)`", text):
+            if named := re.match(r"(\w+)\.py\s+(--.*)", code, re.S):
+                with pytest.raises(SystemExit):
+                    parse(importlib.import_module(named[1]), "--help")
+                help = capsys.readouterr().out
+                for option in re.findall(r"--[\w-]+", named[2]):
+                    assert re.search(rf"{option}\b", help), (page, code)
+            if named := re.fullmatch(rf"({'|'.join(SCRIPTS)})\.(?!py|md)(\w+)", code):
+                assert hasattr(importlib.import_module(named[1]), named[2]), (page, code)
 
 
 @pytest.fixture(scope="module")
 def reader(models_folder, tmp_path_factory):
     """A folder that has what the pages' Python reads: small models instead of students and Hub."""
     root = tmp_path_factory.mktemp("reader")
-    for name in ("bert-base-uncased", "bert-large-uncased"):
+    for name in ("bert-base-uncased", "bert-large-uncased", "distilbert-base-uncased"):
         shutil.copytree(models_folder / "bert", root / name)
     for name in ("ckd-demo", "small"):
         shutil.copytree(models_folder / "mean", root / "runs" / name)
-    (root / "runs" / "dse").mkdir()
     student = dse.add_head(common.load_encoder(models_folder / "bert", "mean"), classes=1)
     dse.save_student(student, root / "runs" / "dse")
     shutil.copytree(DEMO / "beir", root / "BeIR" / "msmarco")
@@ -126,87 +116,50 @@ def reader(models_folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page, code", PYTHON, ids=lambda value: value[:20])
-def test_the_python_of_a_page_runs(page, code, reader, monkeypatch):
+@pytest.mark.parametrize("page, code", list(blocks("python")), ids=lambda value: value[:20])
+def test_the_python_of_a_page_runs(page, code, reader, call_main, monkeypatch):
     for names in re.findall(r"^(?:import|from) ([\w, ]+)", code, re.M):
         for name in names.partition(" import")[0].split(", "):
             pytest.importorskip(name, reason=f"{page} needs {name}")
     if "onnx" in code:
-        write_int8(reader / "runs" / "small")
+        pytest.importorskip("onnxscript", reason="extras.quantize needs it")
+        call_main(importlib.import_module("extras.quantize"), reader / "runs" / "small")
     monkeypatch.chdir(reader)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *names: "weights.pth")
-    exec(compile(code, page, "exec"), {})
-
-
-def write_int8(folder):
-    """What `python -m extras.quantize FOLDER` does."""
-    quantize = importlib.import_module("extras.quantize")
-    for package in quantize.PACKAGES:
-        pytest.importorskip(package, reason=f"extras.quantize needs {package}")
-    (folder / "onnx").mkdir(exist_ok=True)
-    _, _, files = quantize.write_onnx(folder, folder / "onnx")
-    files["int8"].rename(folder / "onnx" / "model_int8.onnx")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(reader / "weights.pth"))
+    exec(code, {})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page, command", ONE_LINERS, ids=lambda value: value[:40])
-def test_a_line_of_python_runs(page, command, reader):
-    code = shlex.split(command.replace("\\\n", ""))[2]
+def test_a_line_of_python_runs(reader):
+    lines = re.findall(r"""python -c ('[^']*'|"[^"]*")""", "".join(TEXTS.values()))
+    assert len(lines) > 2
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([sys.executable, "-c", code], cwd=reader, env=environment)
-    assert run.returncode == 0
-
-
-def test_the_command_of_each_run_is_accepted(parse):
-    every = list(runs.all_runs())
-    assert len(every) > 60
-    for _, _, _, command in every:
-        words = runs.expand(command, "data")
-        words = words[words.index(sys.executable) + 1 :]
-        start = 2 if words[0] == "-m" else 1
-        parse(importlib.import_module(words[start - 1].removesuffix(".py")), *words[start:])
+    for line in lines:
+        command = [sys.executable, "-c", shlex.split(line.replace("\\\n", ""))[0]]
+        subprocess.run(command, cwd=reader, env=environment, check=True)
 
 
 def test_the_tables_of_the_pages_are_those_of_the_data():
-    pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *make.HERE.glob("*.md"))]
-    assert sum(page.count("<!-- table: ") for page in pages) == len(make.TABLES)
-    for page in pages:
-        assert make.with_tables(page) == page
+    assert sum(text.count("<!-- table: ") for text in TEXTS.values()) == len(make.TABLES)
+    for text in TEXTS.values():
+        assert make.with_tables(text) == text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
-    for target in re.findall(r"\]\((?!http)([^)]+)\)", text):
-        name, _, anchor = target.partition("#")
-        path = page.parent / name if name else page
-        assert path.exists(), target
-        if anchor:
-            titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.M)
+def test_links_lead_somewhere():
+    for page, text in PROSE.items():
+        for target in re.findall(r"\]\((?!http)([^)]+)\)", text):
+            name, _, anchor = target.partition("#")
+            path = PAGES[page].parent / name if name else PAGES[page]
+            assert path.exists(), (page, target)
+            titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.M) if anchor else []
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-            assert anchor in anchors, target
+            assert anchor in ("", *anchors), (page, target)
 
 
-def test_a_page_that_uses_the_data_says_where_they_come_from():
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        if re.search(r"\$DATA|unlabeled\.txt|first\d+k", text) and "## Data" not in text:
-            assert "results/README.md#data)" in text or "](README.md#data)" in text, page.name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_functions_that_a_page_names_exist(page):
-    scripts = "ckd|congen|ibkd|dse|distilface"
-    for script, name in re.findall(rf"`({scripts})\.(\w+)`", page.read_text("utf-8")):
-        if name not in ("py", "md"):
-            assert hasattr(importlib.import_module(script), name), f"{script}.{name}"
-
-
-@pytest.mark.parametrize("script", ["ckd", "congen", "ibkd", "dse", "distilface"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_page_and_its_script_tell_the_method_alike(script):
     """The page's section "The method" begins with the method's paragraph in the docstring."""
-    page = (ROOT / "docs" / f"{script}.md").read_text("utf-8")
-    method = page.partition("## The method\n")[2].partition("\n![")[0]
+    method = TEXTS[f"docs/{script}.md"].partition("## The method\n")[2].partition("\n![")[0]
     docstring = importlib.import_module(script).__doc__
     told = [" ".join(part.split()) for part in docstring.split("\n\n")]
     assert " ".join(method.split()) in told

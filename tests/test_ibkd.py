@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (
-    DEMO,
-    Adam,
-    cosine,
-    demo_lines,
-    demo_sentences,
-    demo_triplets,
-    infonce,
-    losses,
-    random_rows,
-)
+from conftest import DEMO, Adam, cosine, demo_sentences, demo_triplets, infonce, losses, random_rows
+from processes import small_options
 from torch.autograd import gradcheck
 
 import ckd
@@ -110,9 +101,10 @@ def test_a_kept_mapping_comes_after_s(models_folder, name, dimension):
     encoder = common.load_encoder(models_folder / name).eval()
     batch = common.Tokens(encoder, demo_sentences(4)).batch(np.arange(4))
     before = ibkd.embed(encoder, *batch)
+    assert isinstance(ibkd.add_mapping(encoder, None, keep=True), torch.nn.Identity)
     mapping = ibkd.add_mapping(encoder, dimension, keep=True)
     assert torch.equal(mapping.weight, torch.eye(32)) == (dimension == 32)
-    assert torch.equal(ibkd.embed(encoder, *batch, True, -1)[1], before)
+    assert torch.equal(ibkd.embed(encoder, *batch, num_heads=0), before)
     projected = before @ mapping.weight.T
     expected = F.normalize(projected) if name == "mean" else projected
     assert torch.allclose(ibkd.embed(encoder, *batch), expected, atol=1e-5)
@@ -123,7 +115,7 @@ def test_a_kept_mapping_comes_after_s(models_folder, name, dimension):
 
 def dropless_copy(models_folder):
     """-> transformer, function (texts) -> X and S, each text encoded alone, with gradients."""
-    encoder = common.load_encoder(models_folder / "bert").eval()
+    encoder = common.load_encoder(models_folder / "bert", layers="0,2").eval()
 
     def one(text):
         inputs = encoder.tokenizer(text, return_tensors="pt")
@@ -133,11 +125,12 @@ def dropless_copy(models_folder):
     return encoder.model, lambda texts: [torch.stack(z) for z in zip(*map(one, texts))]
 
 
-def three_losses(parameters, loss_of, lengths):
-    """The losses of three steps of Adam with falling rates."""
+def three_losses(parameters, loss_of, rows):
+    """The losses of three steps of Adam with falling rates, on 20 rows each."""
     adam, losses = Adam(parameters), []
-    for batch, rate in zip(common.batches(lengths, 8, 0), (3e-3, 2e-3, 1e-3)):
-        loss = loss_of(batch.tolist())
+    order = np.random.default_rng([0, 0]).permutation(rows).tolist()
+    for start, rate in ((0, 3e-3), (20, 2e-3), (40, 1e-3)):
+        loss = loss_of(order[start : start + 20])
         losses.append(loss.item())
         adam.step(loss, rate)
     return losses
@@ -149,32 +142,23 @@ def plain_hsic(x, s):
     return (gram_x * gram_s.T).sum() / len(x) ** 2
 
 
-STEPS = ("--dropout", 0, "--max-steps", 3, "--eval-steps", 3)
-
-
 @pytest.fixture
 def logged(call_main, monkeypatch, models_folder, files, tmp_path):
-    """logged("--option", ...) -> the losses of three steps on 20 sentences or triplets.
-
-    Positives and negatives are embedded in several parts, as they are in larger batches.
-    """
+    """logged("--option", ...) -> the losses of three steps."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)
-    monkeypatch.setattr(ibkd, "PART", 3)
-    (tmp_path / "train.txt").write_text("\n".join(demo_sentences(20)))
-    (tmp_path / "triplets.csv").write_text("\n".join(demo_lines("triplets.csv", 21)))
 
     def call(*options):
-        data = ("--train", tmp_path / "train.txt")
-        data += ("--dev", files / "dev.tsv", "--output", tmp_path / "out")
-        call_main(ibkd, *data, "--student", models_folder / "bert", *STEPS, *options)
-        return list(losses(tmp_path / "out").values())
+        words = small_options("ibkd", models_folder, files, tmp_path)
+        call_main(ibkd, *words, "--dropout", 0, "--max-steps", 3, "--eval-steps", 3, *options)
+        return list(losses(tmp_path).values())
 
     return call
 
 
-def test_three_steps_of_stage_1_by_hand(logged, models_folder, tmp_path):
-    """And W, from 32 to 48 dimensions, is no part of the student that is left."""
-    texts = demo_sentences(20)
+@pytest.mark.parametrize("keep", [False, True])
+def test_three_steps_of_stage_1_by_hand(logged, models_folder, tmp_path, keep):
+    """W, from 32 to 48 dimensions, is no part of the student that is left, unless it is kept."""
+    texts = demo_sentences(300)
     model, encode = dropless_copy(models_folder)
     teacher = common.load_encoder(models_folder / "wide").eval()
     target = torch.from_numpy(common.encode(ckd.embed, teacher, texts))
@@ -186,17 +170,16 @@ def test_three_steps_of_stage_1_by_hand(logged, models_folder, tmp_path):
         logits = F.normalize(mapping(s)) @ F.normalize(target[batch]).T / 0.01
         return F.cross_entropy(logits, torch.arange(len(batch))) + 20 * plain_hsic(x, s)
 
-    lengths = np.array([len(teacher.tokenizer(text).input_ids) for text in texts])
-    expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    options = ("--teacher", models_folder / "wide", "--stage", "distill", "--beta1", 20)
-    options += ("--temperature", 0.01)
-    assert logged(*options, "--batch-size", 8, "--lr", 3e-3) == pytest.approx(expected, rel=1e-4)
-    assert common.load_encoder(tmp_path / "out").dimension == 32
+    expected = three_losses([*model.parameters(), *mapping.parameters()], loss, len(texts))
+    options = ("--stage", "distill", "--beta1", 20, "--temperature", 0.01, "--batch-size", 20)
+    options += ("--lr", 3e-3, *("--keep-mapping",) * keep)
+    assert logged(*options) == pytest.approx(expected, rel=1e-4)
+    assert common.load_encoder(tmp_path).dimension == (48 if keep else 32)
 
 
-def test_three_steps_of_stage_2_by_hand(logged, models_folder, tmp_path):
-    """With W_proj: InfoNCE is of S', HSIC of S."""
-    sides = demo_triplets(20)
+def test_three_steps_of_stage_2_by_hand(logged, models_folder):
+    """With W_proj: InfoNCE is of S', HSIC of S. 40 positives and negatives are two parts."""
+    sides = demo_triplets(100)
     model, encode = dropless_copy(models_folder)
     torch.manual_seed(0)
     mapping = torch.nn.Linear(32, 16, bias=False)
@@ -205,20 +188,34 @@ def test_three_steps_of_stage_2_by_hand(logged, models_folder, tmp_path):
         x, s = encode([side[row] for side in sides for row in batch])
         anchor, positive, negative = F.normalize(mapping(s)).chunk(3)
         own = (anchor * negative).sum(dim=1, keepdim=True)
-        logits = torch.cat([anchor @ positive.T, own], dim=1) / 0.01
-        anchors = len(batch)
-        contrast = F.cross_entropy(logits, torch.arange(anchors))
-        return contrast + 20 * plain_hsic(x[:anchors], s[:anchors])
+        logits = torch.cat([anchor @ positive.T, own], dim=1) / 0.005
+        contrast = F.cross_entropy(logits, torch.arange(20))
+        return contrast + 20 * plain_hsic(x[:20], s[:20])
 
-    tokenizer = common.load_encoder(models_folder / "bert").tokenizer
-    lengths = np.array([len(tokenizer(text).input_ids) for text in sides[0]])
-    expected = three_losses([*model.parameters(), *mapping.parameters()], loss, lengths)
-    options = ("--stage", "finetune", "--dim", 16, "--finetune-batch-size", 8, "--beta2", 20)
-    options += ("--finetune-temperature", 0.01, "--triplets", tmp_path / "triplets.csv")
-    assert logged(*options, "--finetune-lr", 3e-3) == pytest.approx(expected, rel=1e-4)
+    expected = three_losses([*model.parameters(), *mapping.parameters()], loss, 100)
+    options = ("--stage", "finetune", "--dim", 16, "--finetune-batch-size", 20, "--beta2", 20)
+    options += ("--finetune-temperature", 0.005, "--finetune-lr", 3e-3)
+    assert logged(*options) == pytest.approx(expected, rel=1e-4)
 
 
-# ---- runs
+# ---- options, runs
+
+
+def test_defaults_are_those_of_table_1_and_section_4_3(parse):
+    names = ("epochs", "batch_size", "finetune_batch_size", "finetune_lr")
+    tasks = {"sts": (10, 256, 256, 3e-5), "dr": (3, 128, 128, 1e-5)}
+    for task, expected in tasks.items():
+        args = parse(ibkd, "--student", "x", "--task", task)
+        assert tuple(getattr(args, name) for name in names) == expected
+        assert (args.lr, args.temperature, args.finetune_temperature) == (1e-4, 0.1, 0.05)
+        assert (args.kernel, args.gamma, args.beta1, args.beta2) == ("rbf", 0.5, 1, 0.5)
+        assert (args.finetune_epochs, args.hard_negatives, args.max_length) == (3, 8, 128)
+        assert (args.stage, args.dim, args.triplets) == ("both", None, "nli_for_simcse.csv")
+    assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
+    assert args.beir == "BeIR/msmarco"
+    assert args.similarity == args.teacher_similarity == "cosine"
+    assert parse(ibkd, "--task", "dr", "--similarity", "dot").teacher_similarity == "dot"
+    assert parse(ibkd, "--train", "my.txt").stage == "distill"
 
 
 @pytest.mark.slow
@@ -234,8 +231,3 @@ def test_a_retrieval_run(call_main, models_folder, tmp_path):
     call_main(eval_retrieval, tmp_path / "out", *options)
     (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
     assert float(table[-1].split("|")[3]) == pytest.approx(scores["MRR@10"], abs=0.006)
-
-
-def test_the_demo_of_retrieval_has_its_own_data(parse):
-    args = parse(ibkd, "--demo", "--task", "dr")
-    assert (args.dev, args.beir) == (None, str(DEMO / "beir"))

@@ -24,13 +24,10 @@ WIKISPLIT = [
 ]
 
 
-def test_sentences_are_the_same_up_to_case_and_the_space_before_a_full_stop():
-    assert data_sets.normalized("A dog  RUNS .") == data_sets.normalized("a dog runs.")
-    assert data_sets.normalized("a man, and") != data_sets.normalized("a man , and")
-
-
 def test_unlabeled_sentences_are_distinct_long_enough_and_not_evaluated():
-    evaluated = {data_sets.normalized("a dog runs in the snow .")}
+    """Two are the same up to case and the space before a full stop."""
+    assert data_sets.normalized("a man, and") != data_sets.normalized("a man , and")
+    evaluated = {data_sets.normalized("a dog  RUNS in the snow .")}
     found = data_sets.unlabeled_sentences(CAPTIONS + CAPTIONS, WIKISPLIT, evaluated)
     wikisplit = [
         'He sang " Yes " and he left early .',
@@ -55,9 +52,8 @@ def test_pairs_are_left_out_with_an_evaluated_sentence():
 
 def test_a_triplet_has_one_premise_and_its_labels(tmp_path):
     premises = ["A", "A", "A", 'B, "b"', 'B, "b"', "A", "C"]
-    labels = ["entailment", "neutral", "contradiction", "contradiction", "entailment"]
-    labels += ["entailment", "entailment"]
-    lines = data_sets.nli_triplets(premises, ["1", "2", "3", "4", "5", "6", "7"], labels)
+    labels = ["entailment", "neutral", "contradiction", "contradiction", *3 * ["entailment"]]
+    lines = data_sets.nli_triplets(premises, "1234567", labels)
     (tmp_path / "triplets.csv").write_text("\n".join(lines) + "\n")
     rows = common.read_triplets(tmp_path / "triplets.csv")
     assert sorted(rows) == [["A", "1", "3"], ["A", "6", "3"], ['B, "b"', "5", "4"]]
@@ -68,37 +64,25 @@ def test_the_corpus_of_qnli_is_all_sentences_and_its_queries_are_answered():
     rows += [("Why?", "He did.", 0), ("How?", "By car.", 1)]
     lines = [json.dumps(dict(text1=a, text2=b, label=c)) for a, b, c in rows]
     files = data_sets.qnli(lines[:4], lines[3:])
-    corpus = [json.loads(line) for line in files["corpus.jsonl"]]
-    assert [row["text"] for row in corpus] == ["He did.", "It is a town.", "Here.", "By car."]
-    queries = [json.loads(line) for line in files["queries.jsonl"]]
-    assert [row["text"] for row in queries] == ["Who?", "Where?", "Why?"]
+    corpus = [json.loads(line)["text"] for line in files["corpus.jsonl"]]
+    assert corpus == ["He did.", "It is a town.", "Here.", "By car."]
+    queries = [json.loads(line)["text"] for line in files["queries.jsonl"]]
+    assert queries == ["Who?", "Where?", "Why?"]
     train, test = files["qrels/train.tsv"][1:], files["qrels/test.tsv"][1:]
     assert sorted(train + test) == ["q0\td0\t1", "q1\td2\t1", "q2\td0\t1"]
     assert len(test) == 1  # three tenths
 
 
-def test_stsb_and_mrpc_have_glue_s_layout():
-    table = data_sets.stsb(["main-news\tMSRpar\t2012test\t0004\t4.500\tA dog.\tA hound.\tmore"])
-    header, row = [line.split("\t") for line in table]
-    assert dict(zip(header, row, strict=True))["score"] == "4.500"
-    assert (row[0], row[-3:]) == ("0", ["A dog.", "A hound.", "4.500"])
-    pairs = [f"1\t{i}\t{i}\ta\tb" for i in range(data_sets.MRPC_DEV + 5)]
-    train, dev = data_sets.mrpc(["Quality\t#1 ID", *pairs])
-    assert train[0] == dev[0] == "Quality\t#1 ID"
-    assert sorted(train[1:] + dev[1:]) == sorted(pairs)
-    assert len(dev) == 1 + data_sets.MRPC_DEV
-
-
 def senteval(folder):
     """A small folder as senteval.tar unpacks it."""
-    texts = {"SNLI/labels.dev": "entailment\ncontradiction\n", "SNLI/labels.train": "neutral\n"}
-    texts |= {"SNLI/s1.dev": "A dog . \nA dog . \n", "SNLI/s2.dev": "An animal .\nA cat .\n"}
-    texts |= {"SNLI/s1.train": "Two dogs play .\n"}
-    texts |= {
-        f"MRPC/msr_paraphrase_{split}.txt": "\ufeffQ\ta\n1\tb\n" for split in ("train", "test")
-    }
     row = "news\tMSRpar\t2012\t4\t4.5\tA dog runs in the snow .\tA hound.\n"
-    texts |= {f"STS/STSBenchmark/sts-{split}.csv": row for split in ("train", "dev", "test")}
+    texts = {f"STS/STSBenchmark/sts-{split}.csv": row for split in ("train", "dev", "test")}
+    for split in ("train", "test"):
+        pairs = "".join(f"1\t{i}\t{i}\ta\tb\n" for i in range(data_sets.MRPC_DEV + 5))
+        texts[f"MRPC/msr_paraphrase_{split}.txt"] = f"\ufeffQuality\t#1 ID\n{pairs}"
+    texts |= {"SNLI/labels.dev": "entailment\ncontradiction\n", "SNLI/labels.train": "neutral\n"}
+    texts |= {"SNLI/s1.dev": "A dog . \nA dog . \n", "SNLI/s2.dev": "An animal .\nA cat .\n"}
+    texts["SNLI/s1.train"] = "Two dogs play .\n"
     for name, text in texts.items():
         path = folder / "data" / "downstream" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,61 +100,43 @@ def test_the_folder_has_all_files_that_the_runs_need(call_main, monkeypatch, tmp
             return io.BytesIO("\n".join(WIKISPLIT).encode())
         return io.BytesIO(gzip.compress("\n".join([*CAPTIONS, ""]).encode()))
 
-    def resolve(name):
-        if name == "senteval.tar":
-            return senteval(tmp_path / "tar")
-        asked.append(name)
-        path = tmp_path / name.partition(":")[2]
-        path.write_text(json.dumps(dict(text1="Who?", text2="He did.", label=0)) + "\n")
-        return path
+    def download(repository, file):
+        asked.append(file)
+        (tmp_path / file).write_text(json.dumps(dict(text1="Who?", text2="He did.", label=0)))
+        return tmp_path / file
 
     monkeypatch.setattr(data_sets.urllib.request, "urlopen", urlopen)
-    monkeypatch.setattr(common, "resolve_data", resolve)
+    monkeypatch.setattr(common, "resolve_data", lambda name: senteval(tmp_path / "tar"))
+    monkeypatch.setattr(common, "download", download)
     folder = tmp_path / "data"
     printed = call_main(data_sets, folder)
     assert len(asked) == len(set(asked)) == 12
-    for name in data_sets.MEASURED:
-        assert (folder / name).exists()
-        assert f"| {name} |" in printed
-    unlabeled = (folder / "unlabeled.txt").read_text("utf-8").splitlines()
-    assert "A dog runs in the snow." not in unlabeled  # STSBenchmark has it
-    assert "Two dogs play ." in unlabeled  # of SNLI, only train has it
+    lines = {name: (folder / name).read_text("utf-8").splitlines() for name in data_sets.MEASURED}
+    assert all(f"| {name} |" in printed for name in lines)
+    assert "A dog runs in the snow." not in lines["unlabeled.txt"]  # STSBenchmark has it
+    assert "Two dogs play ." in lines["unlabeled.txt"]  # of SNLI, only train has it
     assert not list(folder.rglob("*.train"))
+    header, row = [line.split("\t") for line in lines["glue/STS-B/dev.tsv"]]
+    assert dict(zip(header, row, strict=True))["score"] == "4.5"
+    assert (row[0], row[-3:]) == ("0", ["A dog runs in the snow .", "A hound.", "4.5"])
+    counts = [len(lines[f"glue/MRPC/{split}.tsv"]) for split in ("train", "dev")]
+    assert counts == [1 + 5, 1 + data_sets.MRPC_DEV]  # with headers
     monkeypatch.chdir(tmp_path)
     runs.write_parts(folder)
     assert Path("runs/first20k.txt").read_bytes() == (folder / "first20k.txt").read_bytes()
 
 
-def test_a_missing_network_is_one_line(fails, monkeypatch, tmp_path):
-    monkeypatch.setattr(common, "resolve_data", lambda name: senteval(tmp_path / "tar"))
-
-    def urlopen(url, timeout):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(data_sets.urllib.request, "urlopen", urlopen)
-    assert "train.1.en.gz: no route to host" in fails(data_sets, tmp_path / "data")
-
-
-# ---- The files that the pages were measured with
-
-
-def test_the_rules_make_the_measured_files_of_senteval(shared_data, tmp_path, capsys):
+def test_the_recipe_makes_and_states_the_measured_files(shared_data, tmp_path, capsys):
+    """Its sentences, sorted and shuffled again, are themselves; none is an evaluation file's."""
     data_sets.write(tmp_path, data_sets.from_senteval(shared_data / "senteval"))
     assert capsys.readouterr().out.count("| yes |") == 7
-
-
-def test_the_measured_files_are_those_that_the_recipe_states(shared_data, tmp_path, capsys):
     files = {}
     for name in set(data_sets.MEASURED) - {f"first{n}k.txt" for n in (5, 20, 50)}:
         files[name] = (shared_data / name).read_text("utf-8").split("\n")[:-1]
     data_sets.write(tmp_path, files)
     assert " no |" not in capsys.readouterr().out
-
-
-def test_the_measured_sentences_are_in_the_recipe_s_order(shared_data):
-    """Sorted and shuffled again, they are themselves; none is an evaluation file's."""
     evaluated = data_sets.evaluation_sentences(shared_data / "senteval")
-    sentences = (shared_data / "unlabeled.txt").read_text("utf-8").split("\n")[:-1]
+    sentences = files["unlabeled.txt"]
     assert data_sets.unlabeled_sentences(sentences, [], evaluated) == sentences
     spaceless = {"".join(text.split()) for text in evaluated}
     near = ["".join(data_sets.normalized(text).split()) in spaceless for text in sentences]

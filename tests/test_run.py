@@ -1,15 +1,17 @@
-"""The folder of a run: what it keeps, what it refuses, how it goes on."""
+"""The folder of a run: the same command continues it, to the same bytes, or prints its table."""
 
 import importlib
-import json
+import itertools
+import math
+import random
 import shutil
-from types import SimpleNamespace
+import time
 
 import pytest
 import torch
 import transformers
-from conftest import demo_lines, dev_scores, rows
-from processes import SCRIPTS, small_options
+from conftest import check_student, demo_lines, dev_scores, losses, outcome, rows
+from processes import SCRIPTS, finish, small_options, start
 from safetensors import SafetensorError
 
 import ckd
@@ -23,102 +25,127 @@ BASE = ["--student-layers", "0,2", "--max-steps", 6, "--eval-steps", 2, "--batch
 def options(models_folder, files, tmp_path):
     """The words of a small run, whose files are copies that a test may change."""
     for name in ("sentences.txt", "dev.tsv"):
-        (tmp_path / name).write_bytes((files / name).read_bytes())
+        shutil.copy(files / name, tmp_path)
     data = ["--train", tmp_path / "sentences.txt", "--dev", tmp_path / "dev.tsv"]
     return ["--teacher", models_folder / "mean", *data, "--output", tmp_path / "out", *BASE]
 
 
-def test_a_run_in_the_way_is_kept(call_main, fails, options, tmp_path, monkeypatch):
-    """Unless it is to be overwritten, by a run whose input can be read and is not that run."""
-    printed = call_main(ckd, *options)
-    weights, log = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "metrics.jsonl"
-    before = weights.read_bytes(), log.read_bytes()
-    assert call_main(ckd, *options, "--resume") == printed  # it is finished
-    assert "--overwrite" in fails(ckd, *options)
-    assert "missing.txt" in fails(ckd, *options, "--overwrite", "--train", "missing.txt")
-    itself = ["--student", tmp_path / "out", "--student-layers", "0"]
-    assert "--output" in fails(ckd, *options, "--overwrite", *itself)
-    assert (weights.read_bytes(), log.read_bytes()) == before
-    call_main(ckd, *options, "--overwrite", "--seed", 5)
-    assert json.loads((tmp_path / "out" / "args.json").read_text())["seed"] == 5
-    assert weights.read_bytes() != before[0]
-    monkeypatch.delattr(common.Run, "resume")
-    with pytest.raises(AttributeError):
-        call_main(ckd, *options, "--overwrite")
-    assert not weights.exists() and not (tmp_path / "out" / "README.md").exists()
-
-
-@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume"]])
-def test_a_folder_that_no_run_wrote_is_never_touched(fails, options, tmp_path, more):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "args.json").write_text('{"of": "another program"}')
-    (tmp_path / "out" / "model.safetensors").write_bytes(b"precious")
-    assert "--output" in fails(ckd, *options, *more)
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"precious"
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_run_does_not_delete_what_it_reads(fails, models_folder, files, tmp_path, name):
-    """A model inside --output, such as the teacher that dse.py has left there."""
-    out = tmp_path / "out"
-    shutil.copytree(models_folder / "bert", out / "teacher")
-    common.write_json(out / "args.json", dict(program=common.PROGRAM))
-    words = small_options(name, models_folder, files, out)
-    line = fails(importlib.import_module(name), *words, "--student", out / "teacher", "--overwrite")
-    assert f"contains {out / 'teacher'}, which would be overwritten" in line
-    assert (out / "teacher" / "model.safetensors").exists()
+def test_a_run_that_is_killed_at_any_moment_ends_as_one_that_was_not(
+    name, models_folder, files, tmp_path, request
+):
+    """By SIGKILL, `--kills` times; each time, the same command again."""
+    seed = time.time_ns()
+    print("the seed of the moments is", seed)  # pytest shows it if the test fails
+    moments = random.Random(seed)
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    more = ["--learn-temperature", "--queue-size", 64] if name == "ckd" else []
+    finish(start(f"{name}.py", small_options(name, models_folder, files, whole) + more, log), log)
+    lines = len(rows(whole))
+    words = small_options(name, models_folder, files, killed) + more
+    for kill in range(request.config.getoption("--kills")):
+        process = start(f"{name}.py", words, log)
+        after = moments.randrange(lines * kill // 10, lines * 9 // 10)
+        while process.is_alive() and len(rows(killed)) <= after:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+    finish(start(f"{name}.py", words, log), log)
+    assert outcome(killed) == outcome(whole)
 
 
-def test_a_run_is_not_resumed_with_other_input(call_main, fails, options, tmp_path, models_folder):
-    """The error names what is different: an option, or the content behind the same name."""
-    teacher = common.load_encoder(models_folder / "mean")
-    common.save_encoder(teacher, tmp_path / "teacher")
-    options += ["--teacher", tmp_path / "teacher"]
+TWO_STAGES = [("ckd", "", "finetune"), ("ibkd", "--dim 16", "finetune"), ("dse", "", "student")]
+
+
+@pytest.mark.parametrize("name, more, second", TWO_STAGES)
+def test_a_run_that_dies_between_its_stages_loses_neither(
+    check_resume, models_folder, files, name, more, second
+):
+    """Before stage 2's first checkpoint, after it, and after stage 2 has saved its student."""
+    words = [*small_options(name, models_folder, files, ""), *more.split()]
+    check_resume(importlib.import_module(name), second, ("before", "after", 0), *words)
+
+
+def test_a_finished_run_prints_its_table_and_loads_no_model(
+    call_main, options, tmp_path, monkeypatch
+):
+    """It has saved two checkpoints, of 1.6 GB each for BERT-base: as it began, and at its end."""
+    saved, save = [], torch.save
+    monkeypatch.setattr(torch, "save", lambda *both: (saved.append(both), save(*both)))
+    table = call_main(ckd, *options)
+    assert len(saved) == 2
+    before = contents(tmp_path / "out")
+    monkeypatch.setattr(ckd, "load_student", None)
+    assert call_main(ckd, *options) == table
+    assert contents(tmp_path / "out") == before
+
+
+def test_another_run_is_refused_and_nothing_is_touched(
+    call_main, fails, options, tmp_path, monkeypatch
+):
+    """The line names the first option that differs, or that the texts or the code have changed."""
     call_main(ckd, *options)
-    resumed = [*options, "--resume"]
-    assert "another lr" in fails(ckd, *resumed, "--lr", 0.5)
-    for content, name in (("train", "sentences.txt"), ("dev", "dev.tsv")):
+    out = tmp_path / "out"
+    before = contents(out)
+    other = "choose another --output, or delete the folder"
+    assert f"{out}: has a run with --seed 0, not 5; {other}" in fails(ckd, *options, "--seed", 5)
+    assert "--teacher-pooling None, not cls" in fails(ckd, *options, "--teacher-pooling", "cls")
+    assert "--group-by-length False, not True" in fails(ckd, *options, "--group-by-length")
+    for name in ("sentences.txt", "dev.tsv"):
         text = (tmp_path / name).read_text()
-        other = text.replace("a dog", "a cat").replace("A man", "A boy")  # as many tokens
-        (tmp_path / name).write_text(other)
-        assert f"another {content} (content)" in fails(ckd, *resumed)
+        (tmp_path / name).write_text(text.replace("a dog", "a cat").replace("A man", "A boy"))
+        assert "has a run with texts" in fails(ckd, *options)
         (tmp_path / name).write_text(text)
-    assert "another teacher_pooling" in fails(ckd, *resumed, "--teacher-pooling", "cls")
-    assert "another prompt" in fails(ckd, *resumed, "--prompt", "a ")
-    assert "another student" in fails(ckd, *resumed, "--student", models_folder / "bert")
-    bias = teacher.model.encoder.layer[0].output.dense.bias
-    changes = (teacher, "normalize", False), (teacher, "prompt", "a "), (teacher, "pooling", "cls")
-    for part, name, value in (*changes, (bias, "data", bias.data + 1)):
-        before = getattr(part, name)
-        setattr(part, name, value)
-        common.save_encoder(teacher, tmp_path / "teacher")
-        assert "another teacher (content)" in fails(ckd, *resumed)
-        setattr(part, name, before)
+    for module in (ckd, common):
+        edited = tmp_path / "edited.py"
+        edited.write_text("# another loss\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__file__", str(edited))
+            assert "has a run with code" in fails(ckd, *options)
+    assert contents(out) == before
 
 
-def test_what_came_after_the_checkpoint_is_logged_once(call_main, options, tmp_path, monkeypatch):
-    """A run that dies between two checkpoints goes on from the first of them."""
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
-    steps = []
-    loss = ckd.contrastive_distillation_loss
+def test_a_folder_with_other_files_is_refused(fails, options, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"precious")
+    assert f"{out}: has other files; choose another --output" in fails(ckd, *options)
+    (out / "args.json").write_text('{"of": "another program"}')
+    assert f"{out}: has a run with --teacher None" in fails(ckd, *options)
+    assert (out / "model.safetensors").read_bytes() == b"precious"
 
-    def watched(*arguments):
-        steps.append(len(steps) + 1)
-        if len(steps) == 4:
-            raise KeyboardInterrupt
-        return loss(*arguments)
 
-    common.write_json(tmp_path / "out" / ".args.json.new", {})  # it was killed before
-    objective = ckd.OBJECTIVES["ckd"]._replace(loss=watched)
-    monkeypatch.setitem(ckd.OBJECTIVES, "ckd", objective)
-    with pytest.raises(KeyboardInterrupt):
-        call_main(ckd, *options)
-    assert [row["step"] for row in rows(tmp_path / "out")] == [0, 1, 2, 2, 3]
-    call_main(ckd, *options, "--resume")
-    assert [row["step"] for row in rows(tmp_path / "out") if "loss" in row] == [1, 2, 3, 4, 5, 6]
-    assert len(steps) == 4 + 4  # step 3 and 4 again, then 5 and 6
-    lines = rows(tmp_path / "out")
-    assert all(row["sentences_per_second"] > 0 for row in lines if "loss" in row)
+DISKS = {"checkpoint.pt": (torch, "save"), "out": (transformers.PreTrainedModel, "save_pretrained")}
+
+
+@pytest.mark.parametrize("place", DISKS)
+def test_a_disk_that_is_full_for_a_while_loses_nothing(
+    call_main, fails, options, tmp_path, monkeypatch, place
+):
+    """The third write fails; with space again, the same command ends with the same student."""
+    owner, name = DISKS[place]
+    write, writes, rising = getattr(owner, name), [], itertools.count(1.0)
+    monkeypatch.setattr(common, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": next(rising)})
+    call_main(ckd, *options, "--output", tmp_path / "whole")
+
+    def write_until_full(*arguments, **further):
+        writes.append(arguments)
+        if len(writes) == 3:
+            raise SafetensorError("No space left on device")  # which is no OSError
+        write(*arguments, **further)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, write_until_full)
+        assert f"{place}: No space left on device; " in fails(ckd, *options)
+    call_main(ckd, *options)
+    assert outcome(tmp_path / "out")[2] == outcome(tmp_path / "whole")[2]
 
 
 @pytest.mark.parametrize("script", [ckd, congen])
@@ -130,38 +157,43 @@ def test_patience_ends_a_stage(call_main, options, tmp_path, monkeypatch, script
     (tmp_path / "sentences.txt").write_text(text)
     call_main(script, *options, "--max-steps", 0, "--epochs", 9, "--patience", 2, "--eval-steps", 5)
     assert max(step for _, step in dev_scores(tmp_path / "out")) == 5
-    assert "dev" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_was_there(fails, tmp_path):
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"whole")
-
-    def full(new):
-        new.write_bytes(b"half")
-        raise OSError(28, "No space left on device", str(new))
-
-    script = SimpleNamespace(__name__="script", main=lambda: common.replace_file(weights, full))
-    assert "No space left" in fails(script)
-    assert weights.read_bytes() == b"whole"
-    assert list(tmp_path.iterdir()) == [weights]
-
-
-def test_a_full_disk_in_other_words(fails, options, monkeypatch):
-    def full(*_):  # safetensors and tokenizers do not raise OSError
-        raise SafetensorError("No space left on device")
-
-    model = transformers.PreTrainedModel
-    parts = {"checkpoint could not be written": (torch, "save")}
-    parts["model could not be saved"] = (model, "save_pretrained")
-    for expected, part in parts.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(*part, full)
-            assert expected in fails(ckd, *options, "--overwrite")
+DATA = "--train sentences.txt --dev dev.tsv --epochs 2 --batch-size 32 --eval-steps 4 --lr 1e-3"
+STAGE_2 = "--triplets triplets.csv --finetune-epochs 1 --finetune-batch-size 32"
+TRAINED = [  # script, its options, dimension of the student; the teacher is "mean" unless given
+    ("ckd", "--student-layers 0,2 --objective kd", 32),
+    ("ckd", "--teacher wide --student mean --learn-temperature --group-by-length", 32),
+    ("ckd", "--teacher wide --student pooler --student-layers 1", 32),
+    ("ckd", "--teacher roberta --student roberta --pooling lasttoken", 32),
+    ("ckd", f"{STAGE_2} --student-layers 0,2 --queue-size 0 --precision bf16", 32),
+    ("congen", "--teacher wide --student bert --pairs pairs.tsv", 48),
+    ("congen", "--teacher cls --student roberta --head identity --alpha 0", 32),
+    ("congen", "--teacher wide --student distilbert --alpha 1 --queue-size 50", 48),
+    ("ibkd", f"{STAGE_2} --student-layers 0,2", 32),
+    ("ibkd", f"{STAGE_2} --teacher wide --student bert --kernel imq --dim 16", 16),
+    ("ibkd", f"{STAGE_2} --teacher wide --student-layers 1,3 --keep-mapping --dim 16", 16),
+    ("ibkd", f"{STAGE_2} --student distilbert --batch-negatives --kernel linear", 32),
+]
 
 
-@pytest.mark.parametrize("device, precision", [("cpu", "fp32"), ("cuda", "bf16")])
-def test_bf16_is_the_default_on_a_gpu_that_has_it(parse, monkeypatch, device, precision):
-    monkeypatch.setattr(common.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(common.torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert parse(ckd, "--demo", "--device", device).precision == precision
+@pytest.mark.parametrize("name, more, dimension", TRAINED)
+def test_a_run_leaves_the_best_student_for_everybody(
+    call_main, models_folder, files, tmp_path, monkeypatch, name, more, dimension
+):
+    """dse.py's and distilface.py's students are in their own tests."""
+    if "--alpha 1" in more:  # no second view is computed, as it would have no weight
+        monkeypatch.setattr(congen, "second_views", None)
+    paths = {path.name: path for path in (*models_folder.iterdir(), *files.iterdir())}
+    words = [paths.get(word, word) for word in f"--teacher mean {DATA} {more}".split()]
+    out, script = tmp_path / "out", importlib.import_module(name)
+    printed = call_main(script, *words, "--output", out)
+    scores = dev_scores(out)
+    expected = [("distill", step) for step in range(0, 9 if "--pairs" in more else 21, 4)]
+    if STAGE_2 in more:
+        expected += [("finetune", 0), ("finetune", 4)]
+    assert list(scores) == expected
+    assert all(math.isfinite(loss) for loss in losses(out).values())
+    best = max(score for (stage, _), score in scores.items() if stage == expected[-1][0])
+    vectors = check_student(script, out, files / "dev.tsv", best, printed)
+    assert vectors.shape[1] == dimension

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import re
 import sys
-from itertools import islice
 
 import pytest
 from conftest import ROOT, demo_sentences, losses
@@ -16,24 +15,15 @@ import runs
 import teaching
 
 PAGE = teaching.PAGE.read_text("utf-8")
-FIRST_STEP = {  # of those whose loss differs from the unchanged script's; an epoch has four
-    "No bank": 2,
-    "Enqueue before the loss": 1,
-    "Do not clear the bank": 5,
-    "Temperature 1": 1,
-    "Max pooling": 1,
-    "Freeze the word embeddings": 2,
-    "Random batches": 1,
-    "Negatives of the student": 2,
-}
+# Of each exercise, the first step whose loss is not the unchanged script's; an epoch has four.
+FIRST_STEPS = (2, 1, 5, 1, 1, 2, 1, 2)
 
 
 @pytest.fixture
 def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
     """losses_of("No bank") -> the losses of two epochs of four steps with the changed script."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)
-    train = tmp_path / "train.txt"
-    train.write_text("\n".join(demo_sentences(32)) + "\n", "utf-8")
+    (tmp_path / "train.txt").write_text("\n".join(demo_sentences(32)) + "\n", "utf-8")
 
     def run(title):
         script = tmp_path / f"{title}.py"
@@ -41,10 +31,10 @@ def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location("exercise", script)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        models = ["--teacher", models_folder / "mean", "--student-layers", "0,2"]
-        data = ["--train", train, "--dev", files / "dev.tsv", "--output", tmp_path / title]
-        steps = ["--epochs", 2, "--batch-size", 8, "--eval-steps", 8, "--lr", 1e-3]
-        call_main(module, *models, *data, *steps)
+        options = ["--teacher", models_folder / "mean", "--student-layers", "0,2"]
+        options += ["--train", tmp_path / "train.txt", "--dev", files / "dev.tsv"]
+        options += ["--output", tmp_path / title, "--group-by-length", "--lr", 1e-3]
+        call_main(module, *options, "--epochs", 2, "--batch-size", 8, "--eval-steps", 8)
         return [loss for _, loss in sorted(losses(tmp_path / title).items())]
 
     return run
@@ -52,10 +42,10 @@ def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
 
 def test_an_exercise_changes_the_loss_from_the_step_on_at_which_it_should(losses_of):
     """It fails if ckd.py no longer has the line that the page changes."""
-    assert list(teaching.EXERCISES) == ["Unchanged", *FIRST_STEP]
-    unchanged = losses_of("Unchanged")
+    unchanged, *titles = teaching.EXERCISES
+    unchanged = losses_of(unchanged)
     assert len(unchanged) == 8
-    for title, step in FIRST_STEP.items():
+    for title, step in zip(titles, FIRST_STEPS, strict=True):
         found = losses_of(title)
         assert found[: step - 1] == unchanged[: step - 1], title
         assert abs(found[step - 1] - unchanged[step - 1]) > 1e-5, title
@@ -63,23 +53,19 @@ def test_an_exercise_changes_the_loss_from_the_step_on_at_which_it_should(losses
             assert found[0] - unchanged[0] == pytest.approx(math.log(2), abs=1e-5)
 
 
-def test_results_are_those_of_the_data():
+def test_results_are_those_of_the_data_and_padding_is_as_the_page_has_it(teacher):
     """The table, and each number with two or more decimals in the exercises, except tau."""
     assert teaching.filled(PAGE) == PAGE
-    _, _, text = PAGE.partition("## The command")
-    text, _, table = text.partition("<!-- measured -->")
-    table, _, _ = table.partition("<!-- end -->")
+    text, _, rest = PAGE.partition("## The command")[2].partition("<!-- measured -->")
     quoted = set(re.findall(r"\d+\.\d\d+", text)) - {"0.05"}
     assert len(quoted) > 8
-    assert quoted <= set(re.findall(r"\d+\.\d\d+", table))
+    assert quoted <= set(re.findall(r"\d+\.\d\d+", rest.partition("<!-- end -->")[0]))
 
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_the_share_of_padding_is_as_the_page_has_it(teacher, shuffle):
     lengths = common.Tokens(teacher, demo_sentences(320)).lengths
-    shares = []
-    for seed in runs.THREE:
-        epoch = islice(common.batches(lengths, 16, seed, shuffle), 20)
-        padded = sum(len(rows) * lengths[rows].max() for rows in epoch)
-        shares.append(100 * (1 - lengths.sum() / padded))
-    assert f"{sum(shares) / 3:.1f} %" in PAGE
+    for grouped in (True, False):
+        shares = []
+        for seed in runs.THREE:
+            epoch = common.batches(lengths, 16, seed, grouped, done=0, total=20)
+            padded = sum(len(rows) * lengths[rows].max() for _, rows in epoch)
+            shares.append(100 * (1 - lengths.sum() / padded))
+        assert f"{sum(shares) / 3:.1f} %" in PAGE

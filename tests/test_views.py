@@ -1,7 +1,6 @@
 """extras/views.py: the ways of Table 6, their rates, WordNet and the masked language model."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +8,7 @@ import torch
 import transformers
 from conftest import demo_sentences
 
-import congen
-from common import UserError
+import common
 from extras import views
 
 WORDS = [f"word{i}" for i in range(40)]
@@ -71,9 +69,8 @@ def test_a_tenth_of_the_known_words_is_replaced_by_any_of_their_synonyms():
     assert replace(["Boy", "is"], synonyms=synonyms) == ["male child", "is"]
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_view_without_words_is_the_sentence_itself(change):
-    assert views.change_words(["Go!"], np.random.default_rng(0), change) == ["Go!"]
+def test_a_view_without_words_is_the_sentence_itself():
+    assert views.change_words(["Go!"], np.random.default_rng(0), views.delete_one) == ["Go!"]
 
 
 def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wordnet):
@@ -86,9 +83,6 @@ def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wor
     synonyms = views.read_wordnet(wordnet)
     assert synonyms["dog"] == ["run"]
     assert not synonyms.get("large")  # seen in no text
-    (wordnet / "index.verb").write_text("run v 1 0 1 1 00000009\n")
-    with pytest.raises(UserError, match="index.verb:1: "):
-        views.read_wordnet(wordnet)
 
 
 def test_masks_are_filled_at_15_percent_by_the_likeliest_token(masked_lm):
@@ -109,18 +103,10 @@ def test_masks_are_filled_at_15_percent_by_the_likeliest_token(masked_lm):
 @pytest.mark.parametrize("way", ["crop", "delete-one", "synonym", "mlm"])
 def test_the_file_has_the_sentences_and_their_views(call_main, wordnet, masked_lm, files, way):
     options = [way, "--train", files / "sentences.txt", "--wordnet", wordnet]
-    texts = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        output = wordnet / name
-        call_main(views, *options, "--masked-lm", masked_lm, "--seed", seed, "--output", output)
-        texts.append(output.read_text("utf-8"))
-    assert texts[0] == texts[1]  # a seed gives the same views
-    assert (texts[0] == texts[2]) == (way == "synonym")  # each of these has one synonym at most
-    first, second = congen.read_views(SimpleNamespace(pairs=wordnet / "a"))
+    options += ["--masked-lm", masked_lm]
+    for name in ("a", "b"):
+        call_main(views, *options, "--output", wordnet / name)
+    assert (wordnet / "a").read_bytes() == (wordnet / "b").read_bytes()  # a seed's views
+    first, second = map(list, zip(*common.read_text_pairs(wordnet / "a")))
     assert first == demo_sentences(300)
     assert second != first
-
-
-def test_a_model_without_a_head_that_fills_masks_is_refused(models_folder):
-    with pytest.raises(UserError, match="it must be a masked language model"):
-        views.load_masked_lm(str(models_folder / "bert"))
