@@ -276,7 +276,10 @@ def parse_args():
     add("--temperature", type=positive_float, help="tau (default: 0.05; learned: starts at 0.368)")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
     add("--queue-size", type=number(int, 0), default=65536, help=f"of the memory bank; {stage_1}")
-    add("--patience", type=number(int, 0), default=3, help="end stage 1 after this many epochs")
+    patience = (
+        "end stage 1 after this many epochs without a better dev score; 0: never (default: 3)"
+    )
+    add("--patience", type=number(int, 0), default=3, help=patience)
     add("--epochs", type=positive_int, default=20, help=stage_1)
     add("--batch-size", type=number(int, 2), default=512, help=stage_1)
     add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")

@@ -821,7 +821,6 @@ def write_card(run, args, student, text, usage=USAGE):
     """
     if RANK > 0:
         return
-    run.save((), ())
     base = args.student or args.teacher
     values = dict(text=text, table=table(run.scores), dimension=student.dimension)
     values["base"] = Path(base).name if Path(base).exists() else base
@@ -873,23 +872,24 @@ def add_data_options(parser, train):
 def add_run_options(parser, output, max_length, eval_steps, max_steps=0, precisions=()):
     """Options of every run; the arguments are defaults, and further choices of --precision."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    here = "(default here: %(default)s)"
-    steps = (
-        f"training steps (default: {max_steps})"
-        if max_steps
-        else "at most this many steps per stage; 0: all"
-    )
+    shown = "(default: %(default)s)"
+    steps = "training steps" if max_steps else "at most this many steps per stage; 0: all"
     length = f"in tokens, of a training text (default: {max_length or 'set by --objective'})"
     interval = f"steps between dev scores (default: {eval_steps or 'an epoch'})"
     order = "batches of texts of similar length: less padding (default: random order)"
     add = parser.add_argument_group("run").add_argument
-    add("--output", default=output, help="folder for everything (default: %(default)s)")
-    add("--max-steps", type=number(int, min(1, max_steps)), default=max_steps, help=steps)
+    add("--output", default=output, help=f"folder for everything {shown}")
+    add(
+        "--max-steps",
+        type=number(int, min(1, max_steps)),
+        default=max_steps,
+        help=f"{steps} {shown}",
+    )
     add("--max-length", type=number(int, 3), default=max_length, help=length)  # [CLS], text, [SEP]
     add("--eval-steps", type=number(int, 1), default=eval_steps, help=interval)
-    add("--seed", type=number(int, 0), default=0, help="(default: %(default)s)")
+    add("--seed", type=number(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help=order)
-    add("--device", choices=("cuda", "cpu"), default=device, help=here)
+    add("--device", choices=("cuda", "cpu"), default=device, help=f"here {shown}")
     precision = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16", *precisions), help=precision)
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")

@@ -538,6 +538,7 @@ def main():
         teacher.to("cpu")  # it leaves a GPU's memory to the student
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
     if args.teacher_only:
+        run.save((), ())  # it may have trained nothing
         write_card(run, args, teacher, text, TEACHER)
         return
     if "student" not in run.finished:
