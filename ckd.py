@@ -146,7 +146,7 @@ def distill(student, sentences, targets, dev_set, run, args):
     bank = torch.empty(0, targets.shape[1], device=args.device)  # [Q, D_T]
     student.train()
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [modules, optimizer]
     step, best, best_step, bank = run.begin("distill", total, state, (0, -math.inf, 0, bank))
     if step == 0:  # the student before training is the first candidate
@@ -156,9 +156,10 @@ def distill(student, sentences, targets, dev_set, run, args):
 
     order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
     for step, rows in order:  # row numbers [N]
-        if (step - 1) % epoch_steps == 0:  # An epoch begins: clear the bank, since an embedding
-            bank = bank[:0]  # left from the last one may belong to a sentence of the batch.
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        # An epoch begins; an embedding left from the last one may be of a sentence in the batch.
+        if (step - 1) % epoch_steps == 0:
+            bank = bank[:0]
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
         lr = args.lr * warmup_cosine(step, epoch_steps, total)
         optimizer.param_groups[0]["lr"] = lr
         temperature = log_tau[0].exp() if args.learn_temperature else args.temperature
@@ -166,11 +167,11 @@ def distill(student, sentences, targets, dev_set, run, args):
         ids, mask = tokens.batch(own_rows(rows), args.device)  # this process's share, [n, L] each
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = embed(student, ids, mask)  # h^S [n, D]
-        projected = projection(gather(local, len(rows)))  # h^S M of all processes [N, D_T]
+        projected = projection(gather(local, len(rows)))  # h^S M, of all processes, with gradients
         target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
-        if args.objective == "kd":
+        if args.objective == "kd":  # eq. 2 and 3
             loss = mse_loss(projected, target)
-        else:
+        elif args.objective == "ckd":  # eq. 5 and 6
             loss = contrastive_distillation_loss(projected, target, bank, temperature)
 
         optimizer.zero_grad()
@@ -179,11 +180,11 @@ def distill(student, sentences, targets, dev_set, run, args):
         if args.objective == "ckd":
             nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
-        # The more keys, the larger the loss.
+        # Every 25 steps, a line of the log. With the bank, since more keys make a larger loss.
         run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
-        bank = enqueue(bank, target, args.queue_size)
+        bank = enqueue(bank, target, args.queue_size)  # after the loss; KD's size is 0
 
-        # Once in a while, and at the end: score the student, and keep the best.
+        # Now and then, and at the end: score the student, without dropout, and keep the best.
         if step % args.eval_steps == 0 or step == total:
             dev = spearman(embed, student, dev_set)["dev"]
             if dev > best:
@@ -192,7 +193,7 @@ def distill(student, sentences, targets, dev_set, run, args):
             run.log_dev(step, dev)
             if step - best_step >= patience_steps:
                 break
-            run.checkpoint(state, (step, best, best_step, bank))
+            run.checkpoint(state, (step, best, best_step, bank))  # if the last is 5 minutes old
     return best_step, step
 
 
@@ -296,8 +297,8 @@ def parse_args():
     if args.temperature is None:
         args.temperature = math.exp(-1) if args.learn_temperature else 0.05
     args.max_length = args.max_length or (64 if args.objective == "ckd" else 128)
-    if args.objective == "kd":
-        args.queue_size = 0  # it has no bank
+    if args.objective != "ckd":
+        args.queue_size = 0  # no bank
     return args
 
 

@@ -494,7 +494,7 @@ def keep_layers(model, layers):
     by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
     numbers = layers.split(",")
     if len(by_number.keys() & numbers) < len(numbers):  # one is unknown, or named twice
-        raise ValueError(f"layers {layers}: choose different ones from {[*range(depth)]}")
+        raise ValueError(f"layers {layers}: choose from {[*range(depth)]}, each once, as in 1,3")
     kept = [by_number[number] for number in numbers]
     for layer, replaced in zip(kept, stack):
         if layer.state_dict().keys() != replaced.state_dict().keys():  # ModernBERT's 0 has no norm
@@ -592,7 +592,7 @@ def dense_module(linear, activation):
 
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
 HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
-NOT_LOCAL = "it is no local path, and the Hub did not provide it; download it from huggingface.co"
+NOT_LOCAL = "it is not here, and could not be downloaded; get it from huggingface.co"
 
 
 def resolve_model(name):
@@ -768,6 +768,12 @@ class Run:
                 file.write(self.lines[-1])
 
 
+CHANGED = {
+    "code": "has a run with other code (its script or common.py has changed since)",
+    "texts": "has a run with other texts (a file that it reads has changed since)",
+}
+
+
 def run_settings(args, files, texts):
     """-> {"--option": value}, and hashes of the code and of all texts that the run reads."""
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
@@ -789,6 +795,7 @@ def refuse_another_run(folder, settings):
     for name, value in settings.items():
         if before and before.get(name) != value:
             problem = f"has a run with {name} {before.get(name)}, not {value}"
+            problem = CHANGED.get(name, problem)
             raise UserError(f"{folder}: {problem}; choose another --output, or delete the folder")
 
 
@@ -889,7 +896,7 @@ def add_run_options(parser, output, max_length, eval_steps, max_steps=0, precisi
     add("--eval-steps", type=number(int, 1), default=eval_steps, help=interval)
     add("--seed", type=number(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help=order)
-    add("--device", choices=("cuda", "cpu"), default=device, help=f"here {shown}")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
     precision = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16", *precisions), help=precision)
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
@@ -900,6 +907,8 @@ def parse(parser, demo):
     if "--demo" in sys.argv:
         parser.set_defaults(**demo, output=f"{parser.get_default('output')}-demo")
     args = parser.parse_args()
+    if "teacher_pooling" in args and not (args.student or args.student_layers):
+        parser.error("give --student, or --student-layers to cut it from the teacher")
     if args.precision is None:
         on_gpu = args.device == "cuda"
         has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -925,8 +934,6 @@ gold_score = number(float, 0, 5)  # of a file of scored pairs
 
 def load_student(args, default="mean"):
     """The encoder that the options describe. Raises UserError."""
-    if not args.student and not args.student_layers:
-        raise UserError("give --student, or --student-layers to cut it from the teacher")
     name = args.student or args.teacher
     pooling = args.pooling
     if not args.student:  # it is pooled like the teacher, from which it is cut
@@ -969,7 +976,8 @@ def one_line_errors(place, advice):
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
         where = f"{place}:{position.line}" if position.line else place
         reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-        raise UserError(f"{where}: {reason}; {advice}") from error
+        advice = "" if isinstance(error, FileNotFoundError) else f"; {advice}"
+        raise UserError(f"{where}: {reason}{advice}") from error
 
 
 def run_main(main):
@@ -988,7 +996,9 @@ def run_main(main):
         message = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted; the same command continues a run"
-        print(f"\nerror: {message}", file=sys.stderr)  # on a line after the progress bar's
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()  # so that the error is the last line
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
 

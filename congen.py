@@ -166,7 +166,7 @@ def distill(student, first, second, targets, dev_set, run, args):
     parameters = list(student.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, optimizer]
     step, best, best_step, queue = run.begin("distill", total, state, (0, -math.inf, 0, queue))
     if step == 0:  # the student before training is the first candidate
@@ -176,7 +176,7 @@ def distill(student, first, second, targets, dev_set, run, args):
 
     order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
     for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
         lr = args.lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
 
@@ -203,7 +203,7 @@ def distill(student, first, second, targets, dev_set, run, args):
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=lr)
 
-        # Once in a while, and at the end: score the student, and keep the best.
+        # Now and then, and at the end: score the student, and keep the best.
         if step % args.eval_steps == 0 or step == total:
             dev = spearman(embed, student, dev_set)["dev"]
             if dev > best:

@@ -87,7 +87,6 @@ def pool(hidden_states, attention_mask, pooling):
 
     The order is that of the authors' code; the paper does not say over what it takes a maximum.
 
-
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
     attention_mask [N, L]; pooling: one of POOLINGS; "cls" returns the last layer's state at [CLS].
     Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
@@ -136,7 +135,7 @@ def train(encoder, sentences, dev_set, run, args):
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
     encoder.train()
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [encoder, scaler, optimizer]
     step, best, best_step = run.begin("train", total, state, (0, -math.inf, 0))
     if step == 0:  # the student before training is the first candidate
@@ -146,7 +145,7 @@ def train(encoder, sentences, dev_set, run, args):
 
     options = (args.batch_size, args.seed, args.group_by_length, step, total)
     for step, rows in batches(tokens.lengths, *options, drop_last=True):  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
         lr = args.lr * (1 - (step - 1) / total)
         optimizer.param_groups[0]["lr"] = lr
 
@@ -166,7 +165,7 @@ def train(encoder, sentences, dev_set, run, args):
         scaler.update()
         run.log(step, len(rows), loss=loss, lr=lr)
 
-        # Once in a while, and at the end: score the student, and keep the best.
+        # Now and then, and at the end: score the student, and keep the best.
         if step % args.eval_steps == 0 or step == total:
             dev = spearman(embed, encoder, dev_set)["dev"]
             if dev > best:

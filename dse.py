@@ -161,7 +161,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [teacher, optimizer]
     step, best, best_step = run.begin("teacher", total, state, (0, -math.inf, 0))
     if step == 0:  # the teacher before fine-tuning is the first candidate
@@ -171,7 +171,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
 
     order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
     for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
         with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
             local = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
         logits = gather(local, len(rows))  # T of all processes [N, C]
@@ -185,7 +185,7 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
 
-        # Once in a while, and at the end: score the teacher, and keep the best.
+        # Now and then, and at the end: score the teacher, and keep the best.
         if step % eval_steps == 0 or step == total:
             dev = dev_score(teacher, dev_set, args.task)
             if dev > best:
@@ -324,6 +324,7 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
             raise ValueError("it is a classifier with other classes")
     teacher.register_buffer("order", torch.tensor(order))
     teacher.model = model
+    model.config.use_cache = False
     teacher.fresh = bool(report["missing_keys"])
     return teacher.to(device)
 

@@ -260,7 +260,7 @@ def parse_args():
     add("--passage-prompt", help=prompt.format("passage"))
     add("--document-model", help="encodes the passages, and each MODEL the queries")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
+    add("--device", choices=sorted({"cpu", device}), default=device, help="(default: %(default)s)")
     add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
     return parser.parse_args()
 

@@ -100,7 +100,7 @@ def parse_args():
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cuda", "cpu"), default=device, help=is_default)
+    add("--device", choices=sorted({"cpu", device}), default=device, help=is_default)
     add("--json", metavar="FILE", help="write the scores as JSON")
     return parser.parse_args()
 

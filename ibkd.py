@@ -171,7 +171,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.lr, fused=True)
     encoder.train()
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [modules, optimizer]
     step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
     if step == 0:  # the student before training is the first candidate
@@ -181,7 +181,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
 
     order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
     for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
+        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
         lr = args.lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
 
@@ -203,7 +203,7 @@ def distill(encoder, texts, targets, dev_score, run, args):
         optimizer.step()
         run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
 
-        # Once in a while, and at the end: score the student, and keep the best.
+        # Now and then, and at the end: score the student, and keep the best.
         if step % args.eval_steps == 0 or step == total:
             dev = dev_score(encoder)
             if dev > best:
@@ -228,7 +228,6 @@ def finetune(encoder, texts, examples, dev_score, run, args):
     """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S)
 
     The paper prints -(L_nce^sup - beta_2 HSIC) with an eq. 10 without a minus, which is the same.
-
 
     X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an anchor, its
     positive and its K hard negatives. The student at the start is also a candidate: it is kept if
@@ -299,6 +298,8 @@ def finetune(encoder, texts, examples, dev_score, run, args):
 class Similarity:
     """STS (semantic textual similarity)."""
 
+    code = ()  # further files that make the results
+
     def __init__(self, args):
         self.sets = evaluation_sets(args)
         self.unlabeled = read_sentences(args.train) if args.stage != "finetune" else []
@@ -328,6 +329,7 @@ class Retrieval:
         import eval_retrieval
 
         self.retrieval = eval_retrieval
+        self.code = [eval_retrieval.__file__]
         self.args = args
         training = eval_retrieval.read_training(args.beir, args.dev_queries)
         self.passages, self.queries, self.answers, self.dev = training
@@ -438,7 +440,7 @@ def parse_args():
 def main():
     args = parse_args()
     task = TASKS[args.task](args)
-    run = Run(args, [__file__], task.read)
+    run = Run(args, [__file__, *task.code], task.read)
     if run.is_complete():
         return
     student = load_student(args)
@@ -460,7 +462,8 @@ def main():
     if args.stage != "distill" and "finetune" not in run.finished:
         if args.stage == "both":
             student = load_encoder(args.output, device=args.device)
-            del student.heads[num_heads + args.keep_mapping :]  # W_proj, if stage 2 had begun
+            kept = num_heads + 1 if args.keep_mapping else num_heads
+            del student.heads[kept:]  # W_proj, if stage 2 had begun
         else:
             run.scores["student before"] = task.scores(student)
         examples = task.examples(student, teacher)

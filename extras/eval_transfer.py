@@ -1,30 +1,23 @@
 """Score sentence encoders on SentEval's transfer tasks: a linear model on frozen embeddings.
 
-  MR, CR, SUBJ, MPQA   accuracy, the mean over 10 folds; 10 folds of the rest choose the penalty
-  TREC, MRPC           accuracy on test, for MRPC also F1; 10 folds of train choose the penalty
-  SST-2, SICK-E        accuracy on test; the dev set chooses the penalty
-  SNLI                 accuracy on test; without a penalty
+  MR, CR, SUBJ, MPQA   accuracy, the mean over 10 folds; in each, 10 folds of the rest choose C
+  TREC, MRPC           accuracy on test, for MRPC also F1; 10 folds of the training set choose C
+  SST-2, SICK-E, SNLI  accuracy on test; the dev set chooses C, but SNLI has no penalty
   SICK-R, STS-B        Pearson and Spearman of a regression on test; the dev set ends its training
 
-The first seven are the default. All scores are in percent; "avg" is the mean of these seven
-accuracies. "DSE avg" is the mean of DSE's Table 2: all but SNLI, where MRPC counts as the mean of
-accuracy and F1, STS-B as the mean of Pearson and Spearman, and SICK-R as Pearson.
+All scores are in percent. "avg" is the mean of the seven accuracies of MR to MRPC, the default
+tasks. "DSE avg" is that of DSE's Table 2: all but SNLI, where MRPC counts as the mean of accuracy
+and F1, STS-B as the mean of Pearson and Spearman, SICK-R as Pearson.
 
-The protocol is that of SentEval (Conneau and Kiela, arXiv:1803.05449): its penalties, folds, seed
-and order of rows, from which folds and batches are drawn. On CR, another order moves the score by
-half a point. SentEval has two classifiers:
-
-  pytorch   a linear layer trained by Adam: SentEval's default, and what the papers report, as
-            they follow SimCSE
-  sklearn   scikit-learn's logistic regression (SentEval's usepytorch=False): the default here, as
-            it takes a fraction of the time
+The protocol is SentEval's (Conneau and Kiela, arXiv:1803.05449): penalties, folds, seed, and the
+order of rows from which folds and batches are drawn. On CR, another order moves the score by half
+a point. --classifier pytorch is SentEval's default, a linear layer trained by Adam; the papers use
+it, as SimCSE does. sklearn is SentEval with usepytorch off: logistic regression, much faster.
 
   python -m extras.eval_transfer runs/ckd sentence-transformers/all-MiniLM-L6-v2
-  python -m extras.eval_transfer runs/ckd --tasks MR,TREC --folds 5
-  python -m extras.eval_transfer runs/ckd --tasks SICK-R,SICK-E,STS-B --classifier pytorch
+  python -m extras.eval_transfer runs/dse --tasks SICK-R,SICK-E,STS-B --classifier pytorch
 """
 
-import copy
 import re
 from functools import partial
 from pathlib import Path
@@ -47,6 +40,7 @@ from eval_sts import load
 
 SEED = 1111  # SentEval's
 EMPTY = "."  # SentEval's sentence for a blank line
+FIVE = torch.arange(1, 6).double()  # the classes of a regression
 
 # ---- Files ---------------------------------------------------------------------------------------
 
@@ -54,12 +48,12 @@ EMPTY = "."  # SentEval's sentence for a blank line
 class Layout(NamedTuple):
     """How a task is stored."""
 
-    files: dict  # {split: files}; "a b c": three files, side by side, are the columns of one
-    line: str  # what a line has, in words
-    pattern: str  # the same as a regular expression with the groups first, second and label
-    classes: tuple = ("0", "1")  # as SentEval numbers them; empty: labels are scores
+    files: dict  # {split: names}; "a b c": three files, side by side, are the columns of one
+    columns: str  # names; those used are first, second and label
+    classes: str = "0 1"  # without labels, the first file is "0"; empty: scores from 0 to 5
     header_lines: int = 0
     encoding: str = "utf-8-sig"
+    separator: str = "\t"  # a regular expression
 
 
 class Split(NamedTuple):
@@ -67,348 +61,221 @@ class Split(NamedTuple):
 
     first: list
     second: list  # empty strings where the task has single sentences
-    labels: np.ndarray  # [n], number of the class or score
+    labels: np.ndarray  # [n], numbers of classes, or scores
 
 
 def polarity(*files):
     """A task with one file for each of its two classes."""
-    return Layout({"train": files}, "one sentence per line", r"(?P<first>.*)")
+    return Layout({"train": files}, "first", separator="\n")
 
 
-def sick(label, classes):
-    """One of the two tasks of SICK. label: a regular expression of the last two columns."""
-    names = dict(train="SICK_train", dev="SICK_trial", test="SICK_test_annotated")
-    return Layout(
-        {split: [f"SICK/{name}.txt"] for split, name in names.items()},
-        "number, two sentences, score from 1 to 5, judgment, separated by tabs",
-        r"\d+\t(?P<first>[^\t]+)\t(?P<second>[^\t]+)\t" + label,
-        classes,
-        header_lines=1,
-    )
+def files(form, **parts):
+    return {split: [form.format(part)] for split, part in parts.items()}
 
 
+THREE = dict(train="train", dev="dev", test="test")
+TREC = files("TREC/{}.label", train="train_5500", test="TREC_10")
+MRPC = files("MRPC/msr_paraphrase_{}.txt", train="train", test="test")
+SICK = files("SICK/SICK_{}.txt", train="train", dev="trial", test="test_annotated")
+STS = files("STS/STSBenchmark/sts-{}.csv", **THREE)
+SNLI = files("SNLI/s1.{0} SNLI/s2.{0} SNLI/labels.{0}", **THREE)
 LAYOUTS = {
     "MR": polarity("MR/rt-polarity.neg", "MR/rt-polarity.pos"),
     "CR": polarity("CR/custrev.neg", "CR/custrev.pos"),
     "SUBJ": polarity("SUBJ/subj.subjective", "SUBJ/subj.objective"),
     "MPQA": polarity("MPQA/mpqa.neg", "MPQA/mpqa.pos"),
-    "SST-2": Layout(
-        {split: [f"SST/binary/sentiment-{split}"] for split in ("train", "dev", "test")},
-        "sentence, tab, 0 or 1",
-        r"(?P<first>[^\t]+)\t(?P<label>[01])",
-    ),
-    "TREC": Layout(
-        {"train": ["TREC/train_5500.label"], "test": ["TREC/TREC_10.label"]},
-        "CLASS:kind question",
-        r"(?P<label>ABBR|DESC|ENTY|HUM|LOC|NUM):\S+ (?P<first>.+)",
-        ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"),
-        encoding="latin-1",
-    ),
-    "MRPC": Layout(
-        {"train": ["MRPC/msr_paraphrase_train.txt"], "test": ["MRPC/msr_paraphrase_test.txt"]},
-        "0 or 1, two numbers, two sentences, separated by tabs",
-        r"(?P<label>[01])\t\d+\t\d+\t(?P<first>[^\t]+)\t(?P<second>[^\t]+)",
-        header_lines=1,
-    ),
-    "SICK-R": sick(r"(?P<label>[1-4](\.\d+)?|5(\.0+)?)\t[A-Z]+", ()),
-    "SICK-E": sick(
-        r"[\d.]+\t(?P<label>CONTRADICTION|NEUTRAL|ENTAILMENT)",
-        ("CONTRADICTION", "NEUTRAL", "ENTAILMENT"),
-    ),
-    "STS-B": Layout(
-        {split: [f"STS/STSBenchmark/sts-{split}.csv"] for split in ("train", "dev", "test")},
-        "four columns, score from 0 to 5, two sentences, separated by tabs",
-        r"([^\t]*\t){4}(?P<label>[0-4](\.\d+)?|5(\.0+)?)"
-        r"\t(?P<first>[^\t]+)\t(?P<second>[^\t]+)(\t.*)?",
-        classes=(),
-    ),
-    "SNLI": Layout(
-        {s: [f"SNLI/s1.{s} SNLI/s2.{s} SNLI/labels.{s}"] for s in ("train", "dev", "test")},
-        "a sentence in s1, a sentence in s2, entailment, neutral or contradiction in labels",
-        r"(?P<first>[^\t]*)\t(?P<second>[^\t]*)\t(?P<label>entailment|neutral|contradiction)",
-        ("entailment", "neutral", "contradiction"),
-        encoding="latin-1",
-    ),
+    "SST-2": Layout(files("SST/binary/sentiment-{}", **THREE), "first label"),
+    "TREC": Layout(TREC, "label kind first", "ABBR DESC ENTY HUM LOC NUM", 0, "latin-1", "[: ]"),
+    "MRPC": Layout(MRPC, "label id id first second", header_lines=1),
+    "SICK-R": Layout(SICK, "id first second label judgment", "", 1),
+    "SICK-E": Layout(SICK, "id first second score label", "CONTRADICTION NEUTRAL ENTAILMENT", 1),
+    "STS-B": Layout(STS, "genre file year id label first second", ""),
+    "SNLI": Layout(SNLI, "first second label", "contradiction entailment neutral", 0, "latin-1"),
 }
-TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")  # of "avg"
-TASKS_OF_DSE = (*TASKS, "SICK-R", "SICK-E", "STS-B")
+TASKS, TASKS_OF_DSE = tuple(LAYOUTS)[:7], tuple(LAYOUTS)[:10]  # of "avg" and "DSE avg"
 
 
 def find(folder, file):
     """A file of SentEval, in its folder or in one above it -> Path. Raises UserError."""
     found = sorted(Path(folder).rglob(file))
-    if found:
-        return found[0]
-    if file.startswith("SNLI/"):
-        advice = "SentEval's get_transfer_data.bash makes it; without it, leave SNLI out of --tasks"
-    else:
-        advice = "give SentEval's folder or tar file"
-    raise UserError(f"{folder}: no {file} in it; {advice}")
-
-
-def read_lines(path, encoding):
-    return path.read_bytes().decode(encoding).removesuffix("\n").split("\n")
+    if not found:
+        advice = "give SentEval's folder or tar file, or leave this task out of --tasks"
+        raise UserError(f"{folder}: no {file} in it; {advice}")
+    return found[0]
 
 
 def read_file(paths, layout, label):
-    """-> [(first, second, label)]. label: where lines have none. Raises UserError.
-
-    paths: one file, or several whose lines are joined by tabs.
-    """
+    """One file, or several side by side -> [(words, words, label)]. label: if lines have none."""
+    names, classes = layout.columns.split(), layout.classes.split()
     rows = []
-    with one_line_errors(paths[-1], f"a line of this file is: {layout.line}") as place:
-        columns = [read_lines(path, layout.encoding) for path in paths]
-        if len({len(column) for column in columns}) > 1:
-            raise ValueError(f"not as many lines as in {paths[0].name} or {paths[1].name}")
-        for place.line, line in enumerate(zip(*columns), 1):
+    with one_line_errors(paths[-1], f"its columns are: {', '.join(names)}") as place:
+        texts = [path.read_bytes().decode(layout.encoding) for path in paths]
+        columns = [text.removesuffix("\n").split("\n") for text in texts]
+        for place.line, lines in enumerate(zip(*columns, strict=True), 1):
             if place.line <= layout.header_lines:
                 continue
-            row = re.fullmatch(layout.pattern, "\t".join(cell.strip() for cell in line))
-            if row is None:
-                raise ValueError("the line does not have this form")
-            fields = dict(second="", label=label) | row.groupdict()
-            rows.append((fields["first"].split(), fields["second"].split(), fields["label"]))
+            line = "\t".join(line.strip() for line in lines)
+            cells = re.split(layout.separator, line, maxsplit=len(names) - 1)
+            if len(cells) < len(names):
+                raise ValueError("the line does not have all columns")
+            row = dict(second="", label=label) | dict(zip(names, cells))
+            value = classes.index(row["label"]) if classes else float(row["label"])
+            if not 0 <= value <= 5:
+                raise ValueError(f"{value} is not a score from 0 to 5")
+            rows.append((row["first"].split(), row["second"].split(), value))
         if not rows:
             raise ValueError("there is only a header")
     return rows
 
 
 def read_task(folder, task):
-    """-> {split: Split}: "train" and, where a task has them, "dev" and "test". Raises UserError."""
+    """-> {split: Split}: "train" and, where a task has them, "dev" and "test". Raises UserError.
+
+    In SentEval's order: by numbers of words (in SNLI, those of the second first), then by label.
+    """
     layout = LAYOUTS[task]
     splits = {}
-    for split, files in layout.files.items():
+    for split, tables in layout.files.items():
         rows = []
-        for i, names in enumerate(files):
-            paths = [find(folder, name) for name in names.split()]
-            rows += read_file(paths, layout, str(i))
-        splits[split] = in_order(task, rows)
+        for i, names in enumerate(tables):
+            rows += read_file([find(folder, name) for name in names.split()], layout, str(i))
+        i, j = (1, 0) if task == "SNLI" else (0, 1)
+        rows.sort(key=lambda row: (len(row[i]), len(row[j]), row[2]))
+        first, second, labels = zip(*rows)
+        blank = EMPTY if any(second) else ""
+        first = [" ".join(words) or EMPTY for words in first]
+        second = [" ".join(words) or blank for words in second]
+        splits[split] = Split(first, second, np.array(labels))
     return splits
 
 
-def in_order(task, rows):
-    """Rows -> Split, in SentEval's order: by numbers of words, then by label."""
-    classes = LAYOUTS[task].classes
-
-    def value(label):
-        return classes.index(label) if classes else float(label)
-
-    def key(row):
-        first, second, label = row
-        if task == "SNLI":
-            return len(second), len(first), label  # by the label's name
-        return len(first), len(second), value(label)
-
-    first, second, labels = zip(*sorted(rows, key=key))
-    no_text = EMPTY if any(second) else ""
-    return Split(
-        [" ".join(words) or EMPTY for words in first],
-        [" ".join(words) or no_text for words in second],
-        np.array([value(label) for label in labels]),
-    )
-
-
-# ---- Classifiers ---------------------------------------------------------------------------------
-
-
-def penalties(classifier, task):
-    """What SentEval chooses from: the inverse penalty C (sklearn) or Adam's decay (pytorch)."""
-    if classifier == "pytorch":
-        return [1e-9] if task == "SNLI" else [1e-5, 1e-4, 1e-3, 1e-2]
-    if task == "SNLI":
-        return [1e9]
-    powers = range(-1, 6) if task in ("TREC", "MRPC") else range(-2, 4)
-    return [2.0**power for power in powers]
+# ---- Models and scores ---------------------------------------------------------------------------
 
 
 def fit_sklearn(x, y, strength, held_out=None):
-    """Logistic regression on x [n, D], y [n] -> a function from [m, D] to classes [m]."""
+    """-> a function from x [n, D] to classes [n]."""
     return LogisticRegression(C=strength, max_iter=1000).fit(x, y).predict
 
 
-def fit_pytorch(x, y, decay, held_out=None, epochs=4, most_epochs=200):
-    """The same by train(). held_out (x, y) ends it; without it, a twentieth of x and y does."""
-    random = start()
-    model = nn.Linear(x.shape[1], int(y.max()) + 1)
-    if held_out is None:
-        rows = random.permutation(len(x))
-        some, others = np.split(rows, [int(0.05 * len(x))])
-        held_out = x[some], y[some]
-        x, y = x[others], y[others]
+def fit_pytorch(x, y, decay, held_out=None, rounds=51, epochs=4, stalls=5):
+    """A linear layer trained by Adam -> a function from x [n, D] to classes or scores [n].
 
-    def predict(model, x):
-        return apply(model, x).argmax(axis=1)
-
-    def score(model):
-        return accuracy(partial(predict, model), *held_out)
-
-    y = torch.from_numpy(y)
-    model = train(model, F.cross_entropy, x, y, score, random, decay, epochs, most_epochs, stalls=5)
-    return partial(predict, model)
-
-
-def start():
-    """Seed what draws a model's first weights -> the generator that draws the batches."""
-    torch.manual_seed(SEED)
-    return np.random.RandomState(SEED)
-
-
-def apply(model, x):
-    with torch.no_grad():
-        return model(torch.from_numpy(x)).numpy()
-
-
-def train(model, loss, x, y, score, random, decay, epochs, most_epochs, stalls):
-    """Train by Adam in batches of 64 -> the model as it was when score(model) was highest.
-
-    The score is taken every so many epochs. Training ends after most_epochs, or when the score has
-    failed to rise more than `stalls` times, in a row or not.
+    The best of its rounds, of so many epochs each, is kept: on held_out (x, y), or on a twentieth
+    of x and y. `stalls` rounds, in a row or not, may bring no progress; the next ends the training.
     """
+    random = np.random.RandomState(SEED)
+    torch.manual_seed(SEED)
+    regression = y.dtype == float
+    model = nn.Linear(x.shape[1], 5 if regression else int(y.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=decay, fused=True)
-    x = torch.from_numpy(x)
-    best, best_score = model, -1
-    for _ in range(0, most_epochs + 1, epochs):  # SentEval starts once more at most_epochs
+    loss, quality = (squared_error, pearson) if regression else (F.cross_entropy, accuracy)
+    if held_out is None:
+        some, others = np.split(random.permutation(len(x)), [max(1, len(x) // 20)])
+        held_out, x, y = (x[some], y[some]), x[others], y[others]
+    x, y = torch.from_numpy(x), torch.from_numpy(y)
+
+    @torch.no_grad()
+    def predict(x):
+        logits = model(torch.from_numpy(x))
+        read = logits.softmax(dim=-1).double() @ FIVE if regression else logits.argmax(dim=-1)
+        return read.numpy()
+
+    best = -np.inf
+    for _ in range(rounds):
         for _ in range(epochs):
             for rows in torch.from_numpy(random.permutation(len(x))).split(64):
                 optimizer.zero_grad()
                 loss(model(x[rows]), y[rows]).backward()
                 optimizer.step()
-        new_score = score(model)
-        if new_score > best_score:
-            best, best_score = copy.deepcopy(model), new_score
+        reached = quality(predict(held_out[0]), held_out[1])
+        if reached > best:
+            best, weights = reached, {k: v.clone() for k, v in model.state_dict().items()}
+        elif stalls == 0:
+            break
         else:
             stalls -= 1
-            if stalls < 0:
-                break
-    return best
+    model.load_state_dict(weights)
+    return predict
 
 
-# ---- Scores --------------------------------------------------------------------------------------
+def squared_error(logits, scores):
+    """A score's target is its share of each of five classes: 3.3 is 0.7 of a 3, 0.3 of a 4."""
+    shares = (1 - (scores[:, None] - FIVE).abs()).clamp(min=0)  # those of 0.4: 0.4 of a 1, no more
+    return F.mse_loss(logits.softmax(dim=-1), shares.float())
+
+
+def accuracy(predicted, y):
+    return 100 * float((predicted == y).mean())
+
+
+def pearson(predicted, y):
+    return 100 * float(np.nan_to_num(pearsonr(predicted, y).statistic))
+
+
+def fit_for(task, classifier):
+    """-> fit(), and the penalties that SentEval tries: C for sklearn, Adam's decay for pytorch."""
+    if not LAYOUTS[task].classes:  # 1,050 epochs: at its limit of 1,000 a last round starts
+        return partial(fit_pytorch, rounds=21, epochs=50, stalls=3), [0]
+    if classifier == "pytorch" and task == "SNLI":
+        return partial(fit_pytorch, rounds=16, epochs=1), [1e-9]
+    if classifier == "pytorch":
+        return fit_pytorch, [1e-5, 1e-4, 1e-3, 1e-2]
+    powers = range(-1, 6) if task in ("TREC", "MRPC") else range(-2, 4)
+    return fit_sklearn, [1e9] if task == "SNLI" else [2.0**power for power in powers]
 
 
 def features(task, split, vector):
-    """What a model sees. vector {sentence: [D]}.
-
-    [n, D]; for pairs |u - v| and u o v side by side, [n, 2 D]; for SNLI u and v before them and in
-    the order u, v, u o v, |u - v|, [n, 4 D].
-    """
-    first = np.stack([vector[text] for text in split.first])
+    """-> [n, D], pairs [n, 2 D] or, for SNLI, [n, 4 D]. vector {sentence: [D]}."""
+    u = np.stack([vector[text] for text in split.first])
     if not split.second[0]:
-        return first
-    second = np.stack([vector[text] for text in split.second])
-    difference, product = np.abs(first - second), first * second
-    if task == "SNLI":
-        return np.hstack([first, second, product, difference])
-    return np.hstack([difference, product])
-
-
-def accuracy(predict, x, y):
-    return float((predict(x) == y).mean())
+        return u
+    v = np.stack([vector[text] for text in split.second])
+    return np.hstack([u, v, u * v, abs(u - v)] if task == "SNLI" else [abs(u - v), u * v])
 
 
 def folds_of(x, y, folds):
-    """Yield ((x, y) of the rest, (x, y) of the fold)."""
+    """Yield (x, y) of the rest and (x, y) of the fold."""
     for rest, fold in StratifiedKFold(folds, shuffle=True, random_state=SEED).split(x, y):
         yield (x[rest], y[rest]), (x[fold], y[fold])
 
 
-def best_of(choices, fit, pairs):
-    """The penalty with the best mean accuracy, to two decimals; of equals, the first.
-
-    pairs: ((x, y) to fit, (x, y) to score), ...
-    """
-    if len(choices) == 1:
-        return choices[0]
-    found = [[accuracy(fit(*a, choice, b), *b) for choice in choices] for a, b in pairs]
-    return choices[int(np.round(100 * np.mean(found, axis=0), 2).argmax())]
+def best_of(penalties, fit, pairs):
+    """The first with the best mean accuracy, to two decimals. pairs: (x, y) to fit and to score."""
+    if len(penalties) == 1:
+        return penalties[0]
+    found = [[accuracy(fit(*a, penalty, b)(b[0]), b[1]) for penalty in penalties] for a, b in pairs]
+    return penalties[int(np.mean(found, axis=0).round(2).argmax())]
 
 
 def score(task, splits, vector, folds=10, classifier="sklearn"):
-    """A task's accuracy, for MRPC also F1, or Pearson and Spearman -> {name: percent}.
-
-    splits: from read_task(); vector {sentence: [D]}.
-    """
+    """-> {name: percent}. splits: from read_task(); vector {sentence: [D]}."""
     data = {name: (features(task, part, vector), part.labels) for name, part in splits.items()}
-    if not LAYOUTS[task].classes:
-        return score_regression(task, data)
-    fit = fit_pytorch if classifier == "pytorch" else fit_sklearn
-    if (task, classifier) == ("SNLI", "pytorch"):
-        fit = partial(fit_pytorch, epochs=1, most_epochs=15)
-    choices = penalties(classifier, task)
-    if "test" not in splits:  # MR, CR, SUBJ, MPQA
+    fit, penalties = fit_for(task, classifier)
+    if "test" not in data:  # MR, CR, SUBJ, MPQA
         accuracies = []
-        for rest, fold in folds_of(*data["train"], folds):
-            penalty = best_of(choices, fit, folds_of(*rest, folds))
-            accuracies.append(accuracy(fit(*rest, penalty), *fold))
-        return {task: 100 * float(np.mean(accuracies))}
-    if "dev" in splits:  # SST-2, SICK-E, SNLI
-        penalty = best_of(choices, fit, [(data["train"], data["dev"])])
-    else:  # TREC, MRPC
-        penalty = best_of(choices, fit, folds_of(*data["train"], folds))
-    predict = fit(*data["train"], penalty, data.get("dev"))
-    scores = {task: 100 * accuracy(predict, *data["test"])}
+        for rest, (x, y) in folds_of(*data["train"], folds):
+            penalty = best_of(penalties, fit, folds_of(*rest, folds))
+            accuracies.append(accuracy(fit(*rest, penalty)(x), y))
+        return {task: float(np.mean(accuracies))}
+    dev = data.get("dev")  # not in TREC, MRPC
+    pairs = [(data["train"], dev)] if dev else folds_of(*data["train"], folds)
+    penalty = best_of(penalties, fit, pairs)
+    x, y = data["test"]
+    predicted = fit(*data["train"], penalty, dev)(x)
+    if not LAYOUTS[task].classes:
+        spearman = 100 * float(spearmanr(predicted, y).statistic)
+        return {task: pearson(predicted, y), f"{task} Spearman": spearman}
+    scores = {task: accuracy(predicted, y)}
     if task == "MRPC":
-        x, y = data["test"]
-        scores["MRPC F1"] = 100 * float(f1_score(y, predict(x)))
+        scores["MRPC F1"] = 100 * float(f1_score(y, predicted))
     return scores
-
-
-def shares(scores):
-    """Scores [n] -> [n, 5], float32: 3.3 is 0.7 of a 3 and 0.3 of a 4.
-
-    Below 1 nothing replaces the missing 0: a score of 0.4 is 0.4 of a 1, and no more.
-    """
-    distances = np.abs(scores[:, None] - np.arange(1, 6))
-    return np.clip(1 - distances, 0, None).astype(np.float32)
-
-
-def predicted_scores(model, x):
-    """-> [n]: the five classes' probabilities times 1 to 5."""
-    return apply(model, x) @ np.arange(1, 6)
-
-
-def score_regression(task, data):
-    """-> {task: Pearson, task + " Spearman": Spearman}, in percent. data {split: (x, y)}.
-
-    A linear layer with softmax, whose squared distance from shares() is minimized.
-    """
-    random = start()
-    x, y = data["train"]
-    model = nn.Sequential(nn.Linear(x.shape[1], 5), nn.Softmax(dim=-1))
-
-    def correlation(function, model, split):
-        x, y = data[split]
-        return float(np.nan_to_num(function(predicted_scores(model, x), y).statistic))
-
-    def score(model):
-        return correlation(pearsonr, model, "dev")
-
-    y = torch.from_numpy(shares(y))
-    model = train(model, F.mse_loss, x, y, score, random, 0, epochs=50, most_epochs=1000, stalls=3)
-    return {
-        task: 100 * correlation(pearsonr, model, "test"),
-        f"{task} Spearman": 100 * correlation(spearmanr, model, "test"),
-    }
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 
-def with_means(scores):
-    """Scores and the means for which all tasks are there."""
-    means = {}
-    if set(TASKS) <= set(scores):
-        means["avg"] = float(np.mean([scores[task] for task in TASKS]))
-    if set(TASKS_OF_DSE) <= set(scores):
-        columns = {task: scores[task] for task in TASKS_OF_DSE}
-        columns["MRPC"] = (scores["MRPC"] + scores["MRPC F1"]) / 2
-        columns["STS-B"] = (scores["STS-B"] + scores["STS-B Spearman"]) / 2
-        means["DSE avg"] = float(np.mean(list(columns.values())))
-    return scores | means
-
-
 def score_model(name, encoder, embed, tasks, folds, classifier):
-    """-> {name: percent} of score() and with_means(). tasks {task: {split: Split}}."""
+    """-> {name: percent}, and the means of which all tasks are there. tasks {task: read_task()}."""
     splits = [split for task in tasks.values() for split in task.values()]
     texts = sorted({text for split in splits for text in (*split.first, *split.second)} - {""})
     vector = dict(zip(texts, encode(embed, encoder, texts)))
@@ -416,7 +283,13 @@ def score_model(name, encoder, embed, tasks, folds, classifier):
     for task in tqdm(tasks, f"{name}: classifiers", leave=False, **BAR):
         with threadpool_limits(1):  # on matrices of this size ten times as fast as two threads
             scores |= score(task, tasks[task], vector, folds, classifier)
-    return with_means(scores)
+    if set(TASKS) <= set(scores):
+        scores["avg"] = float(np.mean([scores[task] for task in TASKS]))
+    if set(TASKS_OF_DSE) <= set(scores):
+        pairs = {"MRPC": scores["MRPC F1"], "STS-B": scores["STS-B Spearman"]}
+        columns = [(scores[task] + pairs.get(task, scores[task])) / 2 for task in TASKS_OF_DSE]
+        scores["DSE avg"] = float(np.mean(columns))
+    return scores
 
 
 def parse_args():
@@ -425,18 +298,15 @@ def parse_args():
     add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
     add("--senteval", default="senteval.tar", help="its folder or tar file (default: %(default)s)")
     some = f"all, or some of {','.join(LAYOUTS)} (default: the first seven)"
-    add("--tasks", type=lambda text: text.split(","), default=TASKS, help=some)
-    two = "pytorch: the papers' (default: %(default)s)"
-    add("--classifier", choices=("sklearn", "pytorch"), default="sklearn", help=two)
-    fast = "SentEval's fast setting has 5 (default: %(default)s)"
-    add("--folds", type=number(int, 2, 100), default=10, help=fast)
+    add("--tasks", default=",".join(TASKS), help=some)
+    add("--classifier", choices=("sklearn", "pytorch"), default="sklearn", help="papers: pytorch")
+    add("--folds", type=number(int, 2, 100), default=10, help="fast: 5 (default: %(default)s)")
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
     add("--json", metavar="FILE", help="write the scores as JSON")
     args = parser.parse_args()
-    if args.tasks == ["all"]:
-        args.tasks = list(LAYOUTS)
+    args.tasks = list(LAYOUTS) if args.tasks == "all" else args.tasks.split(",")
     if not set(args.tasks) <= set(LAYOUTS):
         raise UserError(f"--tasks {','.join(args.tasks)}: choose from {','.join(LAYOUTS)}, or all")
     return args

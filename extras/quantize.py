@@ -7,14 +7,21 @@ Runtime runs them without torch and transformers; sentence-transformers' backend
 second output. A prompt that the folder states is not in the file: put it before each text.
 
 int8: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
-activations while the model runs. With --pairs, a table compares torch and ONNX Runtime: megabytes
-of weights or of the file, Spearman x 100, and sentences per second, embedded one at a time without
-tokenization: the median of --rounds, in which the models take turns. Its third row leaves the
-embedding layer in fp32, as DistilFACE does (arXiv:2401.12472, section 4.2, Table 5; its authors'
-notebook).
+activations while the model runs. With --pairs or --senteval, a table compares torch and ONNX
+Runtime: millions of parameters; megabytes of the file, or of what torch.save writes; Spearman x
+100; sentences per second, embedded one at a time without tokenization: the median of --rounds, in
+which the models take turns.
+
+DistilFACE (arXiv:2401.12472): Table 4 has Sanh et al.'s seconds for STS-B on a CPU with batch size
+1; here, distinct texts divided by sentences per second. Table 5 has 435,650 (BERT), 265,489 and, in
+int8, 138,116 thousand bytes. The paper does not say which layers are int8; in its authors' notebook
+they are the linear ones, by torch's quantize_dynamic(), as in the table's second row, "int8 but the
+embeddings, torch". The fourth row has the same layers in int8, with one scale per output.
 
   python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --pairs demo/test.tsv --output runs/int8
+  python -m extras.quantize runs/distilface --senteval senteval.tar --rounds 1 \
+      --sets STS12,STS13,STS14,STS15,STS-B
 """
 
 import importlib.util
@@ -33,12 +40,13 @@ import torch
 
 from common import ArgumentParser, UserError, note, number, one_line_errors, run_main, table
 from common import Tokens, read_scored_pairs, replacing, spearman
-from eval_sts import load
+from eval_sts import load, read_data
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
 LINEAR = ["MatMul", "Gemm"]  # ONNX's operators of linear layers; Gather is that of embeddings
 INPUTS = ["input_ids", "attention_mask"]
 OUTPUTS = ["sentence_embedding", "last_hidden_state"]
+ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
 
 
 def export(encoder, embed, file):
@@ -74,12 +82,12 @@ def onnx_model(file):
 
 
 def write_onnx(name, folder):
-    """Export a model -> (encoder, embed(), {"fp32", "linear", "int8": file}), files in `folder`."""
+    """Export a model -> (encoder, embed(), {part: file}), files in `folder`; part: of ROWS."""
     from onnxruntime.quantization import quantize_dynamic
 
     encoder, embed = load(name)
     encoder.eval()
-    files = {part: Path(folder, f"{part}.onnx") for part in ("fp32", "linear", "int8")}
+    files = {part: Path(folder, f"{part}.onnx") for part in ROWS}
     with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
         export(encoder, embed, files["fp32"])
         for part, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
@@ -88,17 +96,26 @@ def write_onnx(name, folder):
     return encoder, embed, files
 
 
+def load_models(encoder, embed, files):
+    """-> {row of the table: (megabytes, function of input_ids and attention_mask)}."""
+    linear = torch.ao.quantization.quantize_dynamic(encoder, {torch.nn.Linear}, dtype=torch.qint8)
+    models = {}
+    for row, model in {"fp32, torch": encoder, "int8 but the embeddings, torch": linear}.items():
+        file = files["fp32"].with_suffix(".pt")
+        torch.save(model.state_dict(), file)
+        models[row] = (file.stat().st_size / 1e6, partial(embed, model))
+    for part, row in ROWS.items():
+        models[row] = (files[part].stat().st_size / 1e6, onnx_model(files[part]))
+    return models
+
+
 @torch.no_grad()
-def measure(encoder, embed, files, pairs, rounds):
-    """-> {row: {"MB", "Spearman", "sentences/s"}}, a row for torch and for each file."""
-    size = sum(value.numel() * value.element_size() for value in encoder.parameters())
-    models = {"fp32, torch": (size, partial(embed, encoder))}
-    titles = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
-    for part, file in files.items():
-        models[titles[part]] = (file.stat().st_size, onnx_model(file))
-    texts = dict.fromkeys(row[side] for side in (0, 1) for row in pairs)  # as spearman() does
-    tokens = Tokens(encoder, list(texts))
+def measure(encoder, models, sets, rounds):
+    """models: of load_models(); sets {name: scored pairs} -> {row: {column: number}}."""
+    texts = {row[side]: 0 for pairs in sets.values() for side in (0, 1) for row in pairs}
+    tokens = Tokens(encoder, list(texts))  # in the order of spearman()
     inputs = [tokens.batch(np.array([row])) for row in range(len(tokens.lengths))]
+    parameters = sum(value.numel() for value in encoder.parameters()) / 1e6
     seconds = {row: [] for row in models}
     scores = {}
     for _ in range(rounds):
@@ -108,11 +125,11 @@ def measure(encoder, embed, files, pairs, rounds):
             vectors = [embed_batch(*batch) for batch in inputs]
             seconds[row].append(time.perf_counter() - begin)
             vectors = np.concatenate(vectors)
-            scores[row] = spearman(None, encoder, {"": pairs}, lambda *_, v=vectors: v)[""]
+            scores[row] = spearman(None, encoder, sets, lambda *_, v=vectors: v)
     rows = {}
     for row, (size, _) in models.items():
         speed = len(inputs) / median(seconds[row])
-        rows[row] = {"MB": size / 1e6, "Spearman": scores[row], "sentences/s": speed}
+        rows[row] = {"M parameters": parameters, "MB": size, **scores[row], "sentences/s": speed}
     return rows
 
 
@@ -122,7 +139,10 @@ def parse_args():
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")
     add("--precision", choices=("int8", "fp32"), default="int8", help="(default: %(default)s)")
-    add("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: no table)")
+    add_one = parser.add_mutually_exclusive_group().add_argument
+    add_one("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: no table)")
+    add_one("--senteval", help="instead: folder or tar file with the STS test sets")
+    add("--sets", type=lambda text: text.split(","), help="of SentEval's, as in STS12,STS-B")
     add("--rounds", type=number(int, 1), default=5, help="of timing (default: %(default)s)")
     return parser.parse_args()
 
@@ -135,16 +155,19 @@ def main():
         raise UserError(f"{args.model}: is no folder here; give --output, where the file goes")
     name = "model_int8.onnx" if args.precision == "int8" else "model.onnx"
     output = Path(args.output or args.model, "onnx", name)
-    pairs = read_scored_pairs(args.pairs) if args.pairs else None
-    warnings.simplefilter("ignore")  # both exporters warn about sound models
+    sets = {"Spearman": read_scored_pairs(args.pairs)} if args.pairs else {}
+    if args.senteval:
+        sets = read_data(SimpleNamespace(**vars(args), translations=None, split="test"))
+    warnings.simplefilter("ignore")  # of exporters about sound models, of what torch deprecates
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         encoder, embed, files = write_onnx(args.model, folder)
         with replacing(output) as new:
             shutil.copy(files[args.precision], new)
         note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
-        if pairs:
-            print(table(measure(encoder, embed, files, pairs, args.rounds)))
+        if sets:
+            models = load_models(encoder, embed, files)
+            print(table(measure(encoder, models, sets, args.rounds)))
 
 
 if __name__ == "__main__":

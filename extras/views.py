@@ -14,10 +14,10 @@ deletion draws anew at every step, so that the student sees more wordings. The j
 seeds, trained on for a third of the epochs, give three of them.
 
 translate is the paper's own way: by Google's translator, through German (Table 6), or through
-German for the first view and French for the second (3.1). Here, any translator translates that
-transformers' AutoModelForSeq2SeqLM loads; the defaults need `pip install sentencepiece sacremoses`.
-Table 6's mBART, facebook/mbart-large-50-many-to-many-mmt for --there and --back, needs --languages
-en_XX de_DE, too. The same command continues an interrupted one.
+German for the first view and French for the second (3.1). Here, models translate that transformers'
+AutoModelForSeq2SeqLM loads; the defaults need `pip install sentencepiece sacremoses`. The mBART of
+Table 6 needs both languages in its folder, as src_lang and forced_bos_token_id (docs/congen.md).
+The same command continues an interrupted one.
 
   python -m extras.views translate --train sentences.txt --output pairs.tsv
 """
@@ -152,22 +152,15 @@ def fill_masks(sentences, random, model, tokenizer):
     return tokenizer.batch_decode(torch.where(masked, likeliest, ids), skip_special_tokens=True)
 
 
-def load_translator(name, languages, args):
-    """-> translate() by this model. languages: codes (from, to), or None. Raises UserError."""
+def load_translator(name, beams, batch_size):
+    """A folder or a name on the Hub -> translate() by this model. Raises UserError."""
     form = "it must be a translator, with all weights; Marian's tokenizer needs sentencepiece"
     model, tokenizer = load_model(name, transformers.AutoModelForSeq2SeqLM, form)
-    options = dict(num_beams=args.beams, do_sample=False)
-    if languages:
-        codes = tokenizer.convert_tokens_to_ids(languages)
-        if tokenizer.unk_token_id in codes:
-            raise UserError(f"{name}: it has no tokens for {' and '.join(languages)}")
-        tokenizer.src_lang = languages[0]
-        options["forced_bos_token_id"] = codes[1]
-    return partial(translate, model, tokenizer, options, args.batch_size)
+    return partial(translate, model, tokenizer, beams, batch_size)
 
 
-def translate(model, tokenizer, options, batch_size, texts):
-    """list of n str -> list of n str, in their order. options: of generate()."""
+def translate(model, tokenizer, beams, batch_size, texts):
+    """list of n str -> list of n str, in their order. beams: width of the search; 1 is greedy."""
     translations = {"": ""}
     order = sorted(filter(None, dict.fromkeys(texts)), key=len)  # little padding
     for start in range(0, len(order), batch_size):
@@ -175,7 +168,7 @@ def translate(model, tokenizer, options, batch_size, texts):
         cut = dict(padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         batch = tokenizer(part, **cut).to(model.device)
         limit = 2 * batch["input_ids"].shape[1] + 10  # for a translation that repeats itself
-        ids = model.generate(**batch, max_new_tokens=limit, **options)
+        ids = model.generate(**batch, num_beams=beams, do_sample=False, max_new_tokens=limit)
         translations |= zip(part, tokenizer.batch_decode(ids, skip_special_tokens=True))
     return [translations[text].strip() for text in texts]
 
@@ -183,8 +176,8 @@ def translate(model, tokenizer, options, batch_size, texts):
 def make_views(args):
     """The function that WAY names: (list of n str, numpy Generator) -> list of n str."""
     if args.way == "translate":
-        there = load_translator(args.there, args.languages, args)
-        back = load_translator(args.back, args.languages and args.languages[::-1], args)
+        there = load_translator(args.there, args.beams, args.batch_size)
+        back = load_translator(args.back, args.beams, args.batch_size)
         return lambda sentences, random: back(there(sentences))
     if args.way == "mlm":
         form = "it must be a masked language model, with all weights and a mask token"
@@ -207,11 +200,8 @@ def parse_args():
     model = "for translate: folder or Hub name (default: %(default)s)"
     add("--there", default="Helsinki-NLP/opus-mt-en-de", help=model)
     add("--back", default="Helsinki-NLP/opus-mt-de-en", help=model)
-    codes = "for translate: codes of a model of many languages (default: it has two)"
-    add("--languages", nargs=2, metavar=("FROM", "TO"), help=codes)
     add("--beams", type=number(int, 1), default=1, help="for translate (default: 1, greedy search)")
-    batch = "of a model (default: %(default)s)"
-    add("--batch-size", type=number(int, 1), default=64, help=batch)
+    add("--batch-size", type=number(int, 1), default=64, help="of a model (default: 64)")
     folder = "for synonym: folder of WordNet 3's database (default: %(default)s)"
     add("--wordnet", default="/usr/share/wordnet", help=folder)
     model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -35,8 +34,6 @@ import common
 
 DEMO = ROOT / "demo"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",")
-LONGEST_INPUT = 128  # tokens
-OWN_FILES = ("checkpoint.pt", "README.md", "metrics.jsonl")  # of a run, beside the student's
 MODELS = dict(bert=32, wide=48, roberta=32, distilbert=32)  # folders, dimensions
 
 
@@ -121,13 +118,6 @@ class Adam:
             value.data -= lr * (self.decay * value + m / (1 - first**self.steps) / scale)
 
 
-def tar_of(name, data):
-    """A tar file with one file in it, as bytes."""
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    return info.tobuf() + data.ljust(512, b"\0") + bytes(1024)
-
-
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
     """A folder of small data, the first lines of demo/'s; STS-B/ in GLUE's layout."""
@@ -182,8 +172,8 @@ def word_tokenizer():
     marks["special_tokens"] = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(**marks)
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS[:5]}
-    options = dict(tokenizer_object=tokenizer, model_max_length=LONGEST_INPUT)
-    return transformers.PreTrainedTokenizerFast(**options, **names)
+    names |= dict(tokenizer_object=tokenizer, model_max_length=128)
+    return transformers.PreTrainedTokenizerFast(**names)
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +188,7 @@ def models_folder(tmp_path_factory):
         more = dict(intermediate_size=2 * size, initializer_range=0.3)
         options |= dict(hidden_dim=2 * size) if name == "distilbert" else more
         # RoBERTa's positions begin after the number of its padding token.
-        options |= dict(max_position_embeddings=LONGEST_INPUT + (name == "roberta"))
+        options |= dict(max_position_embeddings=128 + (name == "roberta"))
         torch.manual_seed(size)
         config = transformers.AutoConfig.for_model("bert" if name == "wide" else name, **options)
         transformers.AutoModel.from_config(config).save_pretrained(root / name)
@@ -276,7 +266,7 @@ def outcome(folder):
     digests = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
-        if path.is_file() and name not in OWN_FILES and not name.startswith("."):
+        if path.is_file() and name not in ("checkpoint.pt", "README.md", "metrics.jsonl"):
             digests[name] = sha256(path.read_bytes()).hexdigest()
     assert {"model.safetensors", "modules.json", "args.json"} <= set(digests)
     return log, table, digests

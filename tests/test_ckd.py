@@ -7,10 +7,9 @@ import math
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from conftest import Adam, demo_sentences, demo_triplets, dev_scores, infonce, losses, random_rows
+from conftest import Adam, demo_sentences, demo_triplets, infonce, losses, random_rows
 from processes import small_options
 from torch.autograd import gradcheck
 
@@ -100,13 +99,8 @@ def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine()
     assert rates[61] == pytest.approx(0.5)
     assert rates[-1] == pytest.approx(0, abs=1e-9)
     assert all(a > b for a, b in zip(rates[3:], rates[4:]))
-    assert ckd.warmup_cosine(1, 4, 8) == 1  # an epoch of less than ten steps has no warm-up
-
-
-@pytest.mark.parametrize("total", [1, 7, 50, 99, 1000])
-def test_the_learning_rate_reaches_its_peak_however_short_the_run(total):
-    """Also below a tenth of an epoch, which has 1,000 steps here."""
-    assert max(ckd.warmup_cosine(step, 1000, total) for step in range(1, total + 1)) == 1
+    for total in (1, 7, 99):  # also below a tenth of an epoch, the rate reaches its peak
+        assert max(ckd.warmup_cosine(step, 1000, total) for step in range(1, total + 1)) == 1
 
 
 # ---- options
@@ -120,34 +114,22 @@ def test_defaults_are_the_papers(parse):
     assert (args.train, args.triplets) == ("ffgcc/NEWS5M", "nli_for_simcse.csv")
     assert (args.stage, args.objective, args.queue_size) == ("both", "ckd", 65536)
     assert args.temperature == args.finetune_temperature == 0.05
-    learned = parse(ckd, "--student", "x", "--learn-temperature")
-    assert learned.temperature == pytest.approx(0.368, abs=1e-3)  # of the authors' code
-    assert learned.finetune_temperature == 0.05
-    kd = parse(ckd, "--student", "x", "--objective", "kd")
-    assert (kd.queue_size, kd.max_length) == (0, 128)
-    own = ["--train", "my.txt"]  # without triplets, stage 1 alone
-    assert parse(ckd, *own).stage == "distill"
-    assert parse(ckd, *own, "--triplets", "t.csv").stage == "both"
+    assert parse(ckd, "--train", "my.txt").stage == "distill"  # without triplets, stage 1 alone
 
 
 @pytest.mark.parametrize("millions, rates", [(110, (2e-4, 5e-5)), (67, (3e-4, 1e-5))])
 def test_learning_rates_depend_on_the_size_of_the_student(
     call_main, models_folder, files, tmp_path, monkeypatch, millions, rates
 ):
-    """Of section 4.2, unless they are given."""
     student = torch.nn.ParameterList([torch.empty(millions * 1_000_000, device="meta")])
     seen = []
-
-    def load_teacher(*_, **__):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(ckd, "load_student", lambda args, default: seen.append(args) or student)
-    monkeypatch.setattr(ckd, "load_encoder", load_teacher)
-    words = ["--student", "x", "--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
-    for more in ([], ["--lr", 7, "--finetune-lr", 8]):
-        with pytest.raises(KeyboardInterrupt):
-            call_main(ckd, *words, "--output", tmp_path / str(len(more)), *more)
-    assert [(args.lr, args.finetune_lr) for args in seen] == [rates, (7, 8)]
+    words = small_options("ckd", models_folder, files, tmp_path)
+    del words[words.index("--lr") : words.index("--lr") + 2]
+    del words[words.index("--finetune-lr") : words.index("--finetune-lr") + 2]
+    with pytest.raises(AttributeError):  # such a student cannot be trained
+        call_main(ckd, *words)
+    assert [(args.lr, args.finetune_lr) for args in seen] == [rates]
 
 
 # ---- whole steps, by hand
@@ -212,32 +194,12 @@ def test_steps_of_stage_1_by_hand(
         bank += reversed([targets[i] for i in picked])
 
 
-def test_squared_errors_are_those_of_m_and_their_gradients_are_not_clipped(
-    models_folder, files, tmp_path, call_main, monkeypatch
-):
-    """--objective kd, with M by --projection, although the widths are equal."""
-    monkeypatch.setattr(common, "LOG_STEPS", 1)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", None)  # it is not called
-    words = small_options("ckd", models_folder, files, tmp_path / "out")
-    words += ["--objective", "kd", "--stage", "distill", "--teacher", models_folder / "bert"]
-    words += ["--projection", "--pooling", "mean", "--dropout", 0, "--max-steps", 1]
-    call_main(ckd, *words)
-    teacher = common.load_encoder(models_folder / "bert").eval()
-    student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
-    torch.manual_seed(0)
-    projection = torch.nn.Linear(32, 32)
-    picked = np.random.default_rng([0, 0]).permutation(300)[:32]
-    batch = batch_of(student, [demo_sentences(300)[i] for i in picked])
-    error = projection(ckd.embed(student, *batch)) - ckd.embed(teacher, *batch)
-    expected = sum(x**2 for row in error.tolist() for x in row) / 32 / 32
-    assert losses(tmp_path / "out") == {("distill", 1): pytest.approx(expected, rel=1e-4)}
-
-
 def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, monkeypatch):
     """100 triplets, 24 at a time."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     words = small_options("ckd", models_folder, files, tmp_path / "out")
     words += ["--stage", "finetune", "--dropout", 0, "--max-steps", 3, "--pooling", "mean"]
+    words += ["--teacher", "nowhere"]  # it is not loaded
     call_main(ckd, *words, "--finetune-temperature", 0.02)
     sides = demo_triplets(100)
     student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
@@ -250,22 +212,3 @@ def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, mon
         expected = infonce(anchor.tolist(), keys.tolist(), 0.02)
         assert losses(tmp_path / "out")["finetune", step] == pytest.approx(expected, rel=1e-4)
         adam.step(infonce_of(anchor, keys, 0.02), 1e-3 * (1, 0.5, 0)[step - 1])
-
-
-# ---- runs
-
-
-def test_stage_2_alone_has_no_teacher(call_main, models_folder, files, tmp_path):
-    words = small_options("ckd", models_folder, files, tmp_path)
-    printed = call_main(ckd, *words, "--stage", "finetune", "--teacher", "nowhere")
-    assert {stage for stage, _ in dev_scores(tmp_path)} == {"finetune"}
-    assert "| teacher" not in printed
-
-
-def test_a_student_of_a_plain_teacher_is_pooled_as_it_is(call_main, models_folder, files, tmp_path):
-    """A folder without modules.json is pooled by a mean, as a teacher and as its own student."""
-    words = ["--teacher", models_folder / "bert", "--student-layers", "0,2", "--max-steps", 1]
-    words += ["--train", files / "sentences.txt", "--dev", files / "dev.tsv"]
-    call_main(ckd, *words, "--output", tmp_path)
-    encoder = common.load_encoder(tmp_path)
-    assert (encoder.pooling, len(encoder.heads)) == ("mean", 0)

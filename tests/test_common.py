@@ -26,7 +26,7 @@ def bert(models_folder):
     return common.load_encoder(models_folder / "bert").eval()
 
 
-ODD = ["It's 'quoted'", "a\ttab", "\U0001f600", "a\u2028separator", "word " * 9999 + "."]
+ODD = ["It's 'quoted'", "a\ttab", "\U0001f600", "a\u2028separator"]
 HEADER = "sent0,sent1,hard_neg\n"
 TRIPLETS = HEADER + '"a, b","say ""hi""",it\'s\nx,"two\nlines",y\n'
 READ = [  # reader, content, what is read
@@ -41,9 +41,6 @@ READ = [  # reader, content, what is read
 def test_files_are_read(tmp_path, reader, text, expected, name):
     data = gzip.compress(text.encode()) if name == "a.gz" else text
     assert getattr(common, f"read_{reader}")(write(tmp_path / name, data)) == expected
-    if reader == "triplets":  # their distinct texts are sentences
-        data = gzip.compress((text + "x,y,y\n").encode())
-        assert common.read_sentences(write(tmp_path / "a.CSV.gz", data)) == sum(expected, [])
 
 
 def test_sentevals_folder_is_read(tmp_path):
@@ -66,9 +63,6 @@ def test_sentevals_folder_is_read(tmp_path):
     assert sets["STS-B"] == [("A test.", "It's", 4.5)]
     assert sets["SICK-R"] == [("a b", "c", 1.5)]
     assert common.read_sts(tmp_path, "dev") == {"dev": [("A dev.", "It's", 4.5)]}
-    write(sts / "STS13-en-test/STS.input.c.txt", "a\tb\nc\td\n")
-    with pytest.raises(UserError, match="STS.gs.c.txt: 1 lines, but 2 pairs"):
-        common.read_sts(tmp_path)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -96,12 +90,9 @@ def test_an_epoch_visits_every_row_once_in_an_order_of_seed_and_epoch(grouped):
     continued = list(common.batches(lengths, 16, 0, grouped, 70, 126))
     assert [step for step, _ in continued] == list(steps[70:])
     assert all(map(np.array_equal, [part for _, part in continued], rows[70:]))
-    ((_, other),) = common.batches(lengths, 16, 1, grouped, 0, 1)
-    assert other.tolist() != order[: len(other)]
     parts = [lengths[part] for part in rows]
     padding = sum(part.max() * len(part) for part in parts) / sum(map(sum, parts))
     assert padding < 1.15 if grouped else padding > 1.6
-    assert list(map(np.mean, parts)) != sorted(map(np.mean, parts))  # batches are shuffled, too
     whole = [part for _, part in common.batches(lengths, 16, 0, grouped, 0, 124, drop_last=True)]
     assert set(map(len, whole)) == {16}
     assert len(set(np.concatenate(whole[:62]).tolist())) == 992
@@ -191,7 +182,7 @@ def test_spearman_is_the_correlation_of_ranks(bert):
     lines = [line.split("\t") for line in demo_lines("dev.tsv", 50)]
     pairs = [(first, second, float(score)) for first, second, score in lines]
     encode = partial(common.encode, ckd.embed, bert)
-    sets = dict(dev=pairs, one=pairs[:30], two=pairs[20:])
+    sets = dict(one=pairs[:30], two=pairs[20:])
     scores = common.spearman(ckd.embed, bert, sets)
     for name, part in sets.items():
         cosines = [cosine(*encode(row[:2]).tolist()) for row in part]

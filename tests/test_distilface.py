@@ -63,16 +63,6 @@ def test_each_pooling_equals_loops_and_padding_never_counts(pooling):
     assert torch.equal(distilface.pool(noise, mask, pooling), pooled)
 
 
-@pytest.mark.parametrize(
-    "pooling, needed", [("avg_last4", 4), ("concat_last4", 4), ("max_last2", 2)]
-)
-def test_the_embedding_layer_is_none_of_the_last_layers(pooling, needed):
-    states = [random_rows(1, 2, 3)] * (needed + 1)
-    distilface.pool(states, torch.ones(1, 2), pooling)
-    with pytest.raises(ValueError, match=f"{pooling} needs {needed} layers"):
-        distilface.pool(states[1:], torch.ones(1, 2), pooling)
-
-
 @pytest.mark.parametrize("tau", [0.05, 1])
 def test_the_loss_is_that_of_section_3(tau):
     first, second = random_rows(5, 3, seed=1), random_rows(5, 3, seed=2)

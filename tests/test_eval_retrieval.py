@@ -55,7 +55,7 @@ def dot(u, v):
     return sum(a * b for a, b in zip(u, v))
 
 
-@pytest.mark.parametrize("size, scores", [(1, 10**6), (7, 1), (100, 500), (1000, 500)])
+@pytest.mark.parametrize("size, scores", [(7, 1), (100, 500), (1000, 10**6)])
 @pytest.mark.parametrize("largest, depth", [(2, 333), (1000, 50)])
 def test_search_finds_what_a_full_sort_finds(monkeypatch, size, scores, largest, depth):
     """Of equal scores, which small whole numbers often have, the first passage ranks first."""
@@ -94,43 +94,27 @@ def test_answers_have_a_score_and_a_passage_with_the_querys_id_is_its_own(beir):
     assert answers == expected
 
 
-BROKEN = [  # file, old text, new text, error
-    ("qrels/test.tsv", "q3\td3\t", "q99\td3\t", "test.tsv:5: 'q99'"),
-    ("qrels/test.tsv", "q0\td50", "q20\td50", "'q20' has no score above 0"),
-    ("corpus.jsonl", '"d7"', '"d6"', "corpus.jsonl:8: id 'd6' is used above"),
-    ("corpus.jsonl", '{"_id": "d7"', '{"_id": "d7', "corpus.jsonl:8: "),
-]
-
-
-@pytest.mark.parametrize("name, old, new, expected", BROKEN)
-def test_a_broken_folder_is_refused(beir, name, old, new, expected):
-    replace_in(beir / name, old, new)
-    with pytest.raises(common.UserError, match=expected):
-        retrieval.read_split(beir, "test")
-
-
-@pytest.mark.parametrize("most, dev, others", [(2000, [9, 19], [19, 29, 39]), (1, [19], [19, 39])])
-def test_every_tenth_training_query_or_fewer_are_for_dev(beir, monkeypatch, most, dev, others):
-    """They search the first passages and `others`, which answer them.
+def test_every_tenth_training_query_is_for_dev(beir, monkeypatch):
+    """They search the first passages and those that answer them.
 
     d2 and d60 have the same text and are one passage; d50 is query d50's own; d60, thus d2, answers
     query 1.
     """
     monkeypatch.setattr(retrieval, "DEV_PASSAGES", 12)
-    texts = demo_sentences(60)
+    texts, dev = demo_sentences(60), [9, 19]
     with open(beir / "corpus.jsonl", "a") as corpus:
         corpus.write(json.dumps(dict(_id="d60", text=texts[2])) + "\n")
     replace_in(beir / "qrels/train.tsv", "q0\td50\t0\n", "q1\td60\t1\nq1\td2\t0\n")
     replace_in(beir / "qrels/train.tsv", "q0\t", "d50\t")
     replace_in(beir / "queries.jsonl", '"q0"', '"d50"')
-    *training, (dev_queries, dev_answers, corpus) = retrieval.read_training(beir, most)
+    *training, (dev_queries, dev_answers, corpus) = retrieval.read_training(beir, 2000)
     passages, queries, answers = training
     assert passages == texts
     assert queries == [without_two_words(texts[i]) for i in range(20) if i not in dev]
     assert answers[0] == {0: 2, 20: 1, 50: LEFT_OUT}
     assert answers[1] == {1: 2, 21: 1, 2: 1}
     assert dev_queries == [without_two_words(texts[i]) for i in dev]
-    assert corpus == [(i, texts[i]) for i in [*range(12), *others]]
+    assert corpus == [(i, texts[i]) for i in [*range(12), 19, 29, 39]]
     for i, row in zip(dev, dev_answers):
         named = {corpus[number][1]: score for number, score in row.items()}
         assert named == {texts[i]: 2, texts[i + 20]: 1}
@@ -169,20 +153,18 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
     texts = demo_sentences(60)
     queries = [without_two_words(text) for text in texts[:20]]
     plain, both = ("", ""), (prompts["query"], prompts["passage"])
-    settings = {  # options, similarity, pooling, prompts
-        (uneven,): (cosine, None, plain),
-        (uneven, "--similarity", "dot"): (dot, None, plain),
-        (uneven, "--pooling", "cls"): (cosine, "cls", plain),
-        (bert, "--document-model", uneven): (cosine, None, plain),
-        (prompted,): (cosine, None, both),
-        (prompted, "--query-prompt", "one "): (cosine, None, ("one ", both[1])),
-        (prompted, "--passage-prompt", "", "--query-prompt", ""): (cosine, None, plain),
+    settings = {  # options, similarity, prompts
+        (uneven,): (cosine, plain),
+        (uneven, "--similarity", "dot"): (dot, plain),
+        (bert, "--document-model", uneven): (cosine, plain),
+        (prompted,): (cosine, both),
+        (prompted, "--query-prompt", "one "): (cosine, ("one ", both[1])),
     }
     found = []
-    for options, (similarity, pooling, (to_query, to_passage)) in settings.items():
+    for options, (similarity, (to_query, to_passage)) in settings.items():
         printed = call_main(retrieval, *options, "--beir", beir, "--json", tmp_path / "scores.json")
         (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
-        encoders = [common.load_encoder(model, pooling) for model in (uneven, options[0])]
+        encoders = [common.load_encoder(model) for model in (uneven, options[0])]
         encoders[1].prompt = ""
         passages = common.encode(ckd.embed, encoders[0], [to_passage + text for text in texts])
         vectors = common.encode(ckd.embed, encoders[1], [to_query + text for text in queries])
@@ -195,5 +177,4 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
         assert scores["bytes"] == 32 * 4
         assert f"{scores['MRR@10']:.2f}" in printed
         found.append(round(scores["MRR@10"], 3))
-    assert found[0] == found[6]
-    assert len(set(found)) == 6  # each option makes a difference
+    assert len(set(found)) == 5  # each option makes a difference

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from conftest import demo_sentences
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
@@ -12,49 +13,59 @@ from extras import eval_transfer
 from extras.eval_transfer import Split
 
 STRENGTHS = [0.25, 0.5, 1, 2, 4, 8]  # SentEval's values of C
-STRENGTHS_OF_TRAINING_FOLDS = [0.5, 1, 2, 4, 8, 16, 32]
-QUESTIONS = ("DESC", "NUM", "HUM")
+JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 
 
 def problem(n, seed):
     """Vectors [n, 6] and two classes of labels [n] that no plane separates."""
     random = np.random.default_rng(seed)
-    vectors = random.normal(size=(n, 6)).astype(np.float32) * np.linspace(0.05, 1, 6) + 0.3
+    vectors = (random.normal(size=(n, 6)) * np.linspace(0.05, 1, 6) + 0.3).astype(np.float32)
     scores = vectors @ random.normal(size=6) + random.normal(size=n)
-    return vectors, np.where(scores > 0.5, "1", "0")
+    return vectors, np.where(scores > 0.5, 1, 0)
 
 
 def splits_of(labels, parts, distance=None):
     """Sentences are row numbers of vectors; the second of a pair is `distance` rows on."""
     splits = {}
     for name, rows in parts.items():
-        second = [i + distance for i in rows] if distance else [""] * len(rows)
+        second = [i + distance if distance else "" for i in rows]
         splits[name] = Split(rows, second, labels[list(rows)])
     return splits
 
 
-def fit(x, y, strength):
-    return LogisticRegression(C=strength, max_iter=1000).fit(x, y)
+def fit(x, y, strength, held_out=None):
+    return LogisticRegression(C=strength, max_iter=1000).fit(x, y).predict
 
 
-def folds_of(y, k):
-    return StratifiedKFold(k, shuffle=True, random_state=1111).split(y, y)
+def right(predict, x, y):
+    return 100 * np.mean(predict(x) == y)
 
 
-def best_of_folds(x, y, strengths, k):
-    """SentEval's inner loop."""
-    right = [[fit(x[a], y[a], c).score(x[b], y[b]) for a, b in folds_of(y, k)] for c in strengths]
-    return fit(x, y, strengths[int(np.mean(right, axis=1).argmax())])
+def folds_of(x, y, k):
+    """Yield (x, y) of the rest and (x, y) of the fold."""
+    for a, b in StratifiedKFold(k, shuffle=True, random_state=1111).split(y, y):
+        yield (x[a], y[a]), (x[b], y[b])
 
 
-def test_the_outer_fold_takes_no_part_in_the_choice_of_c():
-    vectors, labels = problem(240, seed=4)
-    right = []
-    for a, b in folds_of(labels, 4):
-        model = best_of_folds(vectors[a], labels[a], STRENGTHS, 4)
-        right.append(model.score(vectors[b], labels[b]))
-    scores = eval_transfer.score("MR", splits_of(labels, dict(train=range(240))), vectors, 4)
-    assert scores == {"MR": pytest.approx(100 * np.mean(right))}
+def best_of_folds(x, y, penalties, k, fit=fit):
+    def sum_of_folds(penalty):
+        return sum(right(fit(*a, penalty, b), *b) for a, b in folds_of(x, y, k))
+
+    return fit(x, y, max(penalties, key=sum_of_folds))
+
+
+DECAYS = [0.00001, 0.0001, 0.001, 0.01]  # Adam's, of which SentEval chooses one
+FITS = dict(sklearn=(4, STRENGTHS, fit), pytorch=(2, DECAYS, eval_transfer.fit_pytorch))
+
+
+@pytest.mark.parametrize("classifier", FITS)
+def test_the_outer_fold_takes_no_part_in_the_choice_of_the_penalty(classifier):
+    x, y = problem(240, seed=4)
+    k, penalties, fit = FITS[classifier]
+    folds = folds_of(x, y, k)
+    accuracies = [right(best_of_folds(*a, penalties, k, fit), *b) for a, b in folds]
+    scores = eval_transfer.score("MR", splits_of(y, dict(train=range(240))), x, k, classifier)
+    assert scores == {"MR": pytest.approx(np.mean(accuracies))}
 
 
 def test_pairs_are_compared_by_difference_and_product_and_mrpc_has_f1():
@@ -62,25 +73,74 @@ def test_pairs_are_compared_by_difference_and_product_and_mrpc_has_f1():
     u, v = vectors[:400], vectors[400:]
     x = np.hstack([np.abs(u - v), u * v])
     noise = np.random.default_rng(9).normal(size=400)
-    labels = np.where(x[:, :6].sum(axis=1) + noise < 3, "1", "0")
+    labels = np.where(x[:, :6].sum(axis=1) + noise < 3, 1, 0)
+    predicted = best_of_folds(x[:300], labels[:300], [0.5, 1, 2, 4, 8, 16, 32], 5)(x[300:])
     y = labels[300:]
-    model = best_of_folds(x[:300], labels[:300], STRENGTHS_OF_TRAINING_FOLDS, 5)
-    predicted = model.predict(x[300:])
-    f1 = 2 * sum((predicted == "1") & (y == "1")) / (sum(predicted == "1") + sum(y == "1"))
-    expected = {"MRPC": 100 * np.mean(predicted == y), "MRPC F1": 100 * f1}
+    f1 = 2 * sum(predicted * y) / (sum(predicted) + sum(y))
     splits = splits_of(labels, dict(train=range(300), test=range(300, 400)), distance=400)
-    assert eval_transfer.score("MRPC", splits, vectors, 5) == pytest.approx(expected)
+    scores = eval_transfer.score("MRPC", splits, vectors, 5)
+    assert scores == pytest.approx({"MRPC": 100 * np.mean(predicted == y), "MRPC F1": 100 * f1})
 
 
-@pytest.mark.parametrize("seed", [4, 11])  # the best C is at either end
-def test_the_dev_set_of_sst_chooses_c(seed):
-    vectors, labels = problem(500, seed)
-    models = [fit(vectors[:100], labels[:100], strength) for strength in STRENGTHS]
-    best = max(models, key=lambda model: model.score(vectors[100:300], labels[100:300]))
-    expected = best.score(vectors[300:], labels[300:])
+@pytest.mark.parametrize("task, seed", [("SST-2", 4), ("SST-2", 6), ("SNLI", 4)])
+def test_the_dev_set_chooses_c_except_for_snli(task, seed):  # 4: of equals the first; 6: the least
+    x, y = problem(600, seed)
     parts = dict(train=range(100), dev=range(100, 300), test=range(300, 500))
-    scores = eval_transfer.score("SST-2", splits_of(labels, parts), vectors, 10)
-    assert scores == {"SST-2": pytest.approx(100 * expected)}
+    splits = splits_of(y, parts, distance=100 if task == "SNLI" else None)
+    scores, strengths = eval_transfer.score(task, splits, x), STRENGTHS
+    if task == "SNLI":
+        u, v = x[:500], x[100:]
+        x, strengths = np.hstack([u, v, u * v, np.abs(u - v)]), [1e9]
+    models = [fit(x[:100], y[:100], strength) for strength in strengths]
+    best = max(models, key=lambda predict: right(predict, x[100:300], y[100:300]))
+    assert scores == {task: pytest.approx(right(best, x[300:500], y[300:500]))}
+
+
+def test_a_regression_is_a_loop_over_batches_with_shares_as_targets():
+    random, order, n = np.random.default_rng(3), np.random.RandomState(1111), 150
+    x, y = random.normal(size=(n, 4)).astype(np.float32), random.uniform(0, 5, n).round(1)
+    y[:4] = [0, 0.4, 3.3, 5]
+    corners = [([k - 1, k, k + 1], [0, 1, 0]) for k in range(1, 6)]
+    targets = np.array([[np.interp(score, *corner) for corner in corners] for score in y])
+    assert targets[1:3] == pytest.approx(np.array([[0.4, 0, 0, 0, 0], [0, 0, 0.7, 0.3, 0]]))
+    torch.manual_seed(1111)
+    layer = torch.nn.Linear(4, 5).double()
+    optimizer = torch.optim.Adam(layer.parameters(), weight_decay=0.01)
+    for rows in (rows for _ in range(40) for rows in np.split(order.permutation(n), [64, 128])):
+        shares = layer(torch.from_numpy(x[rows]).double()).softmax(dim=1)
+        optimizer.zero_grad()
+        (shares - torch.from_numpy(targets[rows])).square().mean().backward()
+        optimizer.step()
+    weight, bias = (value.detach().numpy() for value in layer.parameters())
+    powers = np.exp(x @ weight.T + bias)
+    expected = [sum(row * [1, 2, 3, 4, 5]) / sum(row) for row in powers]
+    predict = eval_transfer.fit_pytorch(x, y, 0.01, (x, y), rounds=1, epochs=40)
+    assert predict(x) == pytest.approx(expected, abs=1e-4)
+
+
+def test_stalls_are_counted_over_the_whole_training_and_the_best_round_is_kept(monkeypatch):
+    x, y = problem(120, seed=4)
+    y = y.astype(float)  # a regression
+
+    def run(script, stalls=0):
+        monkeypatch.setattr(eval_transfer, "pearson", lambda _, y: len(y) == 6 and script.pop(0))
+        return eval_transfer.fit_pytorch(x, y, 0, None, len(script), 3, stalls)(x)
+
+    script = [-50, -60, -40, -40, -45, -30, -30, 99]
+    kept = run(script, stalls=3)
+    assert script == [99]  # the fourth stall ended the training
+    assert (kept == run([*range(6)])).all()
+    assert (kept != run([*range(5)])).any()
+
+
+def test_the_second_mean_is_that_of_dses_table(monkeypatch):
+    names = [*eval_transfer.TASKS, "MRPC F1", "SICK-R", "SICK-E", "STS-B", "STS-B Spearman"]
+    bert_large = [83.5, 88.8, 95.5, 89.1, 87.1, 93.2, 76.4, 83.5, 83.8, 82.2, 68.4, 68.3]
+    monkeypatch.setattr(eval_transfer, "score", lambda *_: dict(zip(names, bert_large)))
+    monkeypatch.setattr(eval_transfer, "encode", lambda *_: [])
+    scores = eval_transfer.score_model("", None, None, {"MR": {}}, 10, "sklearn")
+    assert scores["DSE avg"] == pytest.approx(85.15, abs=0.01)  # printed: 85.1
+    assert scores["avg"] == pytest.approx(sum(bert_large[:7]) / 7)
 
 
 def write(path, lines, encoding="utf-8"):
@@ -92,43 +152,65 @@ def write(path, lines, encoding="utf-8"):
 def senteval(tmp_path):
     """A small SentEval folder: a header, a byte order mark, Latin-1 and a blank line."""
     folder, texts = tmp_path / "data" / "downstream", demo_sentences(120)
-    for negative in ("MR/rt-polarity.neg", "CR/custrev.neg", "MPQA/mpqa.neg"):
+    for task in ("MR", "CR", "SUBJ", "MPQA"):
+        negative, positive = eval_transfer.LAYOUTS[task].files["train"]
         write(folder / negative, texts[40:80])
-        write(folder / negative.replace("neg", "pos"), [*texts[:40], ""])
-    write(folder / "SUBJ/subj.subjective", texts[40:80])
-    write(folder / "SUBJ/subj.objective", texts[:40])
-    for split, part in dict(train=texts[:80], dev=texts[80:100], test=texts[100:]).items():
-        lines = [f"{text}\t{i % 2}" for i, text in enumerate(part)]
-        write(folder / f"SST/binary/sentiment-{split}", lines)
-    questions = [f"{QUESTIONS[i % 3]}:x {text} \xe9" for i, text in enumerate(texts)]
+        write(folder / positive, [*texts[:40], ""])
+    questions = [f"{('DESC', 'NUM', 'HUM')[i % 3]}:x {text} \xe9" for i, text in enumerate(texts)]
     write(folder / "TREC/train_5500.label", questions[:90], "latin-1")
     write(folder / "TREC/TREC_10.label", questions[90:], "latin-1")
-    rows = [f"{i % 2}\t1\t2\t{text}\t{text[::-1]}" for i, text in enumerate(texts)]
-    for split, part in dict(train=rows[:80], test=rows[80:]).items():
-        write(folder / f"MRPC/msr_paraphrase_{split}.txt", ["\ufeffQuality\t#1 ID\t...", *part])
+    rows = [(a, a[::-1], i % 2, i % 11 / 2, JUDGMENTS[i % 3]) for i, a in enumerate(texts)]
+    for split, sick in dict(train="train", dev="trial", test="test_annotated").items():
+        lines = {
+            f"MRPC/msr_paraphrase_{split}.txt": "{2}\t1\t2\t{0}\t{1}",
+            f"SICK/SICK_{sick}.txt": "1\t{0}\t{1}\t{3}\t{4}\r",
+            f"STS/STSBenchmark/sts-{split}.csv": "a\tb\tc\td\t{3}\t{0}\t{1}",
+            f"SST/binary/sentiment-{split}": "{0}\t{2}",
+            **{f"SNLI/s1.{split}": "{0}", f"SNLI/s2.{split}": "{1}"},
+        }
+        part = rows[:80] if split == "train" else rows[80:]
+        for file, line in lines.items():
+            header = ["\ufeffQuality\t#1 ID\t..."] if file.startswith(("MRPC", "SICK")) else []
+            write(folder / file, header + [line.format(*row) for row in part])
+        write(folder / f"SNLI/labels.{split}", [row[4].lower() for row in part])
     return folder
 
 
-def test_the_readers_keep_sentevals_order_latin_1_and_no_header(senteval):
+def test_the_readers_keep_sentevals_order_and_name_a_wrong_file(senteval, fails):
     write(senteval / "SUBJ/subj.subjective", ["a b c", "d", ""])
     write(senteval / "SUBJ/subj.objective", ["e f", "g", "h  i", "j k l"])
     train = eval_transfer.read_task(senteval, "SUBJ")["train"]
-    assert train.first == [".", "d", "g", "e f", "h  i", "a b c", "j k l"]  # by length, then label
-    assert train.labels.tolist() == list("0011101")
+    assert train.first == [".", "d", "g", "e f", "h i", "a b c", "j k l"]  # by length, then label
+    assert train.labels.tolist() == [0, 0, 1, 1, 1, 0, 1]
     train = eval_transfer.read_task(senteval, "TREC")["train"]
     label = dict(zip(train.first, train.labels))
-    assert [label[f"{text} \xe9"] for text in demo_sentences(3)] == list(QUESTIONS)
+    assert [label[f"{text} \xe9"] for text in demo_sentences(3)] == [1, 5, 3]  # of ABBR, DESC, ...
     train = eval_transfer.read_task(senteval, "MRPC")["train"]
     assert sorted(train.second) == sorted(text[::-1] for text in demo_sentences(80))
+    lines = ["1\ta a\tb\t4.5\tENTAILMENT\r", "2\tc\td e\t3\tNEUTRAL\r"]
+    write(senteval / "SICK/SICK_trial.txt", ["...", *lines])
+    dev = eval_transfer.read_task(senteval, "SICK-E")["dev"]
+    assert dev == (["c", "a a"], ["d e", "b"], pytest.approx([1, 2]))
+    assert eval_transfer.read_task(senteval, "SICK-R")["dev"].labels.tolist() == [3, 4.5]
+    for name, lines in dict(s1=["a", "b c"], s2=["d e", ""], labels=["neutral"] * 2).items():
+        write(senteval / f"SNLI/{name}.dev", lines)
+    assert eval_transfer.read_task(senteval, "SNLI")["dev"][:2] == (["b c", "a"], [".", "d e"])
+    command = (eval_transfer, "no-model", "--senteval", senteval, "--tasks")
+    write(senteval / "SNLI/s2.dev", ["one line"])
+    assert "labels.dev" in fails(*command, "SNLI")
+    (senteval / "SNLI/s1.train").unlink()
+    assert "no SNLI/s1.train in it; " in fails(*command, "all")
+    write(senteval / "STS/STSBenchmark/sts-dev.csv", ["a\tb\tc\td\t5.5\te\tf"])
+    assert "sts-dev.csv:1: 5.5 is not a score from 0 to 5" in fails(*command, "STS-B")
 
 
 @pytest.mark.slow
 def test_all_tasks_are_scored_and_averaged(senteval, models_folder, tmp_path, call_main):
     output = tmp_path / "scores.json"
     options = ("--senteval", senteval.parent, "--folds", 2, "--device", "cpu", "--json", output)
-    printed = call_main(eval_transfer, models_folder / "bert", models_folder / "cls", *options)
-    assert len(printed.splitlines()) == 4
+    models = (models_folder / "bert", models_folder / "cls")
+    assert len(call_main(eval_transfer, *models, *options, "--tasks", "all").splitlines()) == 4
     first, second = json.loads(output.read_text()).values()
-    assert list(first) == [*eval_transfer.TASKS, "MRPC F1", "avg"]
-    assert first["avg"] == pytest.approx(np.mean([first[task] for task in eval_transfer.TASKS]))
+    further = {"MRPC F1", "SICK-R Spearman", "STS-B Spearman", "avg", "DSE avg"}
+    assert set(first) == {*eval_transfer.LAYOUTS, *further}
     assert first != second

@@ -7,13 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import torch
-from conftest import ROOT, tar_of
-from safetensors.torch import load
+from conftest import ROOT
 
 DATA = "datasets/princeton-nlp/datasets-for-simcse"
 WIKI, NLI, SENTEVAL = "wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar"
@@ -72,18 +71,19 @@ def read_folder(folder):
 
 def repositories(models_folder):
     lines = b"A boy plays a guitar.\nA cook eats an apple.\n"
-    sts = tar_of("STS/STSBenchmark/sts-dev.csv", b"g\tf\ty\t1\t4.5\tA boy.\tA cook.\n" * 9)
-    old, pickled = read_folder(models_folder / "pooler"), io.BytesIO()
-    torch.save(load(old.pop("model.safetensors")), pickled)  # as in older repositories
+    sts, pairs = io.BytesIO(), b"g\tf\ty\t1\t4.5\tA boy.\tA cook.\n" * 9
+    with tarfile.open(fileobj=sts, mode="w") as tar:
+        info = tarfile.TarInfo("STS/STSBenchmark/sts-dev.csv")
+        info.size = len(pairs)
+        tar.addfile(info, io.BytesIO(pairs))
     not_wanted = {"onnx/model.onnx": b"big", "pytorch_model.bin": b"also big"}
     content = {
-        DATA: {WIKI: lines * 300, SENTEVAL: sts, NLI: TRIPLETS},
+        DATA: {WIKI: lines * 300, SENTEVAL: sts.getvalue(), NLI: TRIPLETS},
         "datasets/some/one": {"README.md": b"", ".gitattributes": b"", "news.en": lines},
         "datasets/some/two": {"README.md": b"", "a.txt": lines, "b/c.txt": lines * 2},
         "datasets/some/beir": {"corpus.jsonl.gz": BEIR, "queries.jsonl.gz": BEIR},
         "datasets/some/beir-qrels": {"dev.tsv": b"query-id\tcorpus-id\tscore\n1\t0\t2\n"},
         "someone/model": read_folder(models_folder / "mean") | not_wanted,
-        "someone/old": old | {"pytorch_model.bin": pickled.getvalue()},
     }
     for owner in ("princeton-nlp/unsup", "princeton-nlp/sup", "someone/sup"):
         content[f"{owner}-simcse-tiny"] = read_folder(models_folder / "bert")
@@ -114,19 +114,16 @@ DOWNLOADS = [  # what is asked for, and its value or a pattern of its error
     *DATA_SETS,
     ('read_sentences("some/two")', "error: some/two: .*a.txt, b/c.txt"),
     ('read_sentences("some/none")', "error: some/none: .*huggingface.co/datasets/some/none"),
-    ('read_sentences("mine.txt")', "error: mine.txt: "),
     # SimCSE's models have no modules.json; they are read as their authors do
     ('pooled("princeton-nlp/sup-simcse-tiny")', "('cls', 1, False)"),
     ('pooled("princeton-nlp/unsup-simcse-tiny")', "('cls', 0, False)"),
     ('pooled("someone/sup-simcse-tiny")', "('mean', 0, False)"),
     ('pooled("someone/model")', "('mean', 0, True)"),
-    ('pooled("someone/old")', "('cls', 1, False)"),
     ('pooled("someone/nothing")', "error: someone/nothing: .*huggingface.co/someone/nothing"),
 ]
 
 
 def test_data_and_models_are_downloaded_by_name_and_once(models_folder, tmp_path):
-    """Pickled weights are downloaded only where there are no others."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.repositories = repositories(models_folder)
     server.downloads = []
@@ -145,7 +142,6 @@ def test_data_and_models_are_downloaded_by_name_and_once(models_folder, tmp_path
         else:
             assert line == expected, expression
     assert len(server.downloads) == len(set(server.downloads))
-    paths = [path for path in server.downloads if not path.startswith("/someone/old/")]
-    files = {path.rpartition("/")[2] for path in paths}
+    files = {path.rpartition("/")[2] for path in server.downloads}
     assert "model.safetensors" in files
     assert not files & {"pytorch_model.bin", "model.onnx"}

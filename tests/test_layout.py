@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, demo_lines, dev_scores
+from conftest import ROOT, dev_scores
 from processes import SCRIPTS, finish, small_options, start
 
 
@@ -23,12 +23,6 @@ def test_a_script_imports_common_alone():
         assert imported(ROOT / f"{script}.py") == {"common"} | others.get(script, set())
 
 
-def run_python(code, folder):
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
-
-
 def test_losses_and_model_need_torch_alone(tmp_path):
     """The parts above the ruler "Training" run in an empty folder without the other packages."""
     for script in SCRIPTS:
@@ -37,16 +31,8 @@ def test_losses_and_model_need_torch_alone(tmp_path):
         assert upper != source
         (tmp_path / f"{script}.py").write_text(upper, "utf-8")
     blocked = dict.fromkeys(("common", "transformers", "numpy", "scipy", "tqdm"))
-    run_python(f"import sys\nsys.modules.update({blocked})\nimport {', '.join(SCRIPTS)}", tmp_path)
-
-
-def test_an_import_changes_nothing_in_another_program():
-    state = """(
- transformers.logging.get_verbosity(), huggingface_hub.logging.get_verbosity(), sys.excepthook,
- signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr,
- dict(os.environ), logging.root.level)"""
-    imports = "import logging, signal, sys, os, transformers, huggingface_hub"
-    run_python(f"{imports}\nbefore = {state}\nimport common\nassert before == {state}", ROOT)
+    code = f"import sys\nsys.modules.update({blocked})\nimport {', '.join(SCRIPTS)}"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -66,16 +52,3 @@ def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folde
     finish(start(str(tmp_path / "main.py"), words, log, **cluster), log)
     stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
     assert len(stages) == (2 if script in ("ckd", "ibkd", "dse") else 1)
-
-
-def test_a_demo_improves_the_real_student_and_keeps_the_best(tmp_path):
-    """Layers 1,3,5 of all-MiniLM-L6-v2 after a few steps on some of the demo's files."""
-    log, out = tmp_path / "log", tmp_path / "out"
-    for name, count in (("sentences.txt", 256), ("dev.tsv", 150)):
-        (tmp_path / name).write_text("\n".join(demo_lines(name, count)) + "\n", "utf-8")
-    words = "--demo --stage distill --batch-size 32 --lr 2e-4 --max-steps 8 --eval-steps 8"
-    data = ["--train", tmp_path / "sentences.txt", "--dev", tmp_path / "dev.tsv"]
-    finish(start("ckd.py", [*words.split(), *data, "--output", out], log), log)
-    before, after = dev_scores(out).values()
-    assert after > before + 3
-    assert f" {after:.2f} |\n" in log.read_text()

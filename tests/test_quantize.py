@@ -3,6 +3,8 @@
 import logging
 import subprocess
 import sys
+import warnings
+from functools import partial
 
 import numpy as np
 import onnx
@@ -79,13 +81,16 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before | {int8}
 
     lines = [line.split("|")[1:-1] for line in printed.splitlines()]
-    assert [cell.strip() for cell in lines[0]] == ["model", "MB", "Spearman", "sentences/s"]
-    torch_row, fp32, linear, small = [[float(cell) for cell in line[1:]] for line in lines[2:]]
+    columns = ["model", "M parameters", "MB", "Spearman", "sentences/s"]
+    assert [cell.strip() for cell in lines[0]] == columns
+    rows = [[float(cell) for cell in line[2:]] for line in lines[2:]]
+    torch_row, torch_linear, fp32, linear, small = rows
     sets = {"": common.read_scored_pairs(files / "dev.tsv")}
     score = common.spearman(embed, encoder, sets)[""]
     assert (torch_row[1], fp32[1]) == pytest.approx((score, score), abs=0.02)
-    assert small[1] == pytest.approx(score, abs=3)
+    assert (torch_linear[1], small[1]) == pytest.approx((score, score), abs=3)
     assert small[0] < linear[0] < fp32[0]
+    assert torch_linear[0] < torch_row[0]
     for tensor in onnx.load(int8).graph.initializer:  # every matrix of the encoder
         if len(tensor.dims) == 2 and min(tensor.dims) > 1:
             assert tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8), tensor.name
@@ -94,3 +99,48 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
     subprocess.run([sys.executable, "-c", README.format(texts=texts)], cwd=tmp_path, check=True)
     expected = common.encode(embed, encoder, texts)  # normalized
     assert (np.load(tmp_path / "embeddings.npy") * expected).sum(axis=1).min() > 0.98
+
+
+@pytest.mark.parametrize("folder, pooling, width", ENCODERS)
+def test_torch_has_int8_linear_layers_and_fp32_embeddings(
+    models_folder, tmp_path, folder, pooling, width
+):
+    encoder = common.load_encoder(models_folder / folder).eval()
+    encoder.pooling = pooling
+    embed = distilface.embed if pooling == "concat_last4" else eval_sts.embed
+    files = {part: tmp_path / f"{part}.onnx" for part in quantize.ROWS}
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")  # torch deprecates this int8
+        patch.setattr(quantize, "ROWS", {})
+        models = quantize.load_models(encoder, embed, files)
+    (size, _), (int8_size, embed_int8) = models.values()
+    linear = sum(x.weight.numel() for x in encoder.modules() if isinstance(x, nn.Linear))
+    rest = sum(value.numel() for value in encoder.parameters()) - linear
+    assert size * 1e6 == pytest.approx(4 * (linear + rest), abs=60_000)
+    assert int8_size * 1e6 == pytest.approx(linear + 4 * rest, abs=60_000)
+    (model,) = embed_int8.args
+    assert model.model.get_input_embeddings().weight.dtype == torch.float32
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    batch = common.Tokens(encoder, demo_sentences(8)).batch(np.arange(8))
+    with torch.no_grad():
+        expected, made = embed(encoder, *batch), embed_int8(*batch)
+    assert nn.functional.cosine_similarity(made, expected).min() > 0.97
+    assert not torch.equal(made, expected)
+
+
+def test_a_table_has_the_parameters_each_set_and_their_average(models_folder, files):
+    encoder = common.load_encoder(models_folder / "bert").eval()
+    pairs = common.read_scored_pairs(files / "dev.tsv")
+    sets = {"STS12": pairs[:40], "STS-B": pairs[20:]}
+    (row,) = quantize.measure(encoder, {"a": (1.5, partial(embed, encoder))}, sets, 1).values()
+    assert list(row) == ["M parameters", "MB", "STS12", "STS-B", "avg", "sentences/s"]
+    assert row["M parameters"] * 1e6 == sum(x.numel() for x in encoder.parameters())
+    scores = common.spearman(embed, encoder, sets)
+    assert {name: row[name] for name in scores} == pytest.approx(scores)
+    assert row["avg"] == pytest.approx((row["STS12"] + row["STS-B"]) / 2)
+
+
+def test_sets_are_those_of_senteval(fails, tmp_path, monkeypatch):
+    monkeypatch.setattr(eval_sts, "read_sts", lambda *_: {"STS12": [], "STS-B": []})
+    options = [tmp_path, "--senteval", tmp_path, "--sets", "STS12,STS13"]
+    assert "'STS13'; choose from STS12,STS-B" in fails(quantize, *options)

@@ -1,12 +1,13 @@
-"""extras/views.py: the ways of Table 6, their rates, WordNet and the masked language model."""
+"""extras/views.py: the ways of Table 6, their rates, WordNet, the models, interrupted commands."""
 
+import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import demo_sentences
+from conftest import alter, demo_sentences
 
 import common
 from extras import views
@@ -49,6 +50,35 @@ def masked_lm(models_folder, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def translators(models_folder, tmp_path_factory):
+    """Two small random MarianMT models, and sentences. Marian's own tokenizer needs sentencepiece;
+    this one is BERT's, of words."""
+    root = tmp_path_factory.mktemp("translators")
+    (root / "train.txt").write_text("\n".join(demo_sentences(40)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
+    options = dict(vocab_size=len(tokenizer), d_model=32, max_position_embeddings=300, init_std=1.0)
+    for side in ("encoder", "decoder"):
+        options |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
+    end = tokenizer.sep_token_id
+    options |= dict(pad_token_id=0, decoder_start_token_id=0, eos_token_id=end)
+    options |= dict(forced_eos_token_id=end, tie_word_embeddings=False, num_beams=4, max_length=512)
+    for seed, name in enumerate(("there", "back")):
+        torch.manual_seed(seed)
+        model = transformers.MarianMTModel(transformers.MarianConfig(**options))
+        model.final_logits_bias[0, end] = 9  # most translations end before their limit
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+def translate_command(folder, output):
+    """Three chunks, of 16, 16 and 8 sentences."""
+    models = [f"--{name}={folder / name}" for name in ("there", "back")]
+    data = ["--train", folder / "train.txt", "--output", output]
+    return ["translate", *models, *data, "--batch-size", 2]
+
+
 def many(how):
     """The different results of a change of WORDS, each a str."""
     rng = np.random.default_rng(0)
@@ -69,8 +99,12 @@ def test_a_tenth_of_the_known_words_is_replaced_by_any_of_their_synonyms():
     assert replace(["Boy", "is"], synonyms=synonyms) == ["male child", "is"]
 
 
-def test_a_view_without_words_is_the_sentence_itself():
-    assert views.change_words(["Go!"], np.random.default_rng(0), views.delete_one) == ["Go!"]
+def test_a_view_without_words_is_the_sentence_itself(call_main, tmp_path):
+    (tmp_path / "train.txt").write_text("Go!\n Run \t fast\n")
+    call_main(views, "delete-one", f"--train={tmp_path}/train.txt", f"--output={tmp_path}/pairs")
+    first, second = (tmp_path / "pairs").read_text().splitlines()
+    assert first == "Go!\tGo!"
+    assert second in ("Run fast\tRun", "Run fast\tfast")
 
 
 def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wordnet):
@@ -86,7 +120,7 @@ def test_wordnet_gives_the_first_sense_of_the_part_of_speech_seen_most_often(wor
 
 
 def test_masks_are_filled_at_15_percent_by_the_likeliest_token(masked_lm):
-    model, tokenizer = views.load_masked_lm(masked_lm)
+    model, tokenizer = views.load_model(masked_lm, transformers.AutoModelForMaskedLM, "")
     sentences = demo_sentences(100)
     made = views.fill_masks(sentences, np.random.default_rng(1), model, tokenizer)
     ids = tokenizer(sentences)["input_ids"]
@@ -98,6 +132,127 @@ def test_masks_are_filled_at_15_percent_by_the_likeliest_token(masked_lm):
         filled = [best[j] if j in masked else token for j, token in enumerate(row)]
         assert view == tokenizer.decode(filled, skip_special_tokens=True)
     assert made != sentences
+
+
+def greedy(model, tokenizer, sentence):
+    """A sentence's translation, alone and token by token."""
+    ids = tokenizer(sentence, return_tensors="pt").input_ids.to(model.device)
+    made = [model.config.decoder_start_token_id]
+    for _ in range(2 * ids.shape[1] + 10):
+        inputs = torch.tensor([made], device=model.device)
+        logits = model(ids, decoder_input_ids=inputs).logits[0, -1]
+        made.append(int(logits.argmax()))
+        if made[-1] == model.config.eos_token_id:
+            break
+    return tokenizer.decode(made, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def test_translations_are_greedy_in_order_and_independent_of_their_batch(translators):
+    sentences = [*demo_sentences(12), "A boy.", "", "A boy."]
+    translate = views.load_translator(translators / "there", beams=1, batch_size=5)
+    made = translate(sentences)
+    for sentence, translation in zip(sentences, made):
+        alone = greedy(*translate.args[:2], sentence).split() if sentence else []
+        words = translation.split()
+        # One that does not end is cut at the limit of its batch's longest sentence.
+        assert len(words) >= len(alone) - 2 and (sentence or not words)
+        assert all(one == other for one, other in zip(words, alone))
+    assert len(set(made)) > 6
+    wide = views.load_translator(translators / "there", beams=3, batch_size=5)
+    assert wide(sentences) != made
+
+
+def test_back_translation_goes_there_and_back(call_main, translators, tmp_path):
+    call_main(views, *translate_command(translators, tmp_path / "pairs"))
+    first, second = map(list, zip(*common.read_text_pairs(tmp_path / "pairs")))
+    sentences = demo_sentences(40)
+    assert first == sentences
+    texts = sentences[:16]  # one chunk: batches are formed in it
+    for name in ("there", "back"):
+        texts = views.load_translator(translators / name, beams=1, batch_size=2)(texts)
+    assert second[:16] == [text or sentence for text, sentence in zip(texts, sentences)]
+    assert len(set(second)) > 20
+    assert list(tmp_path.iterdir()) == [tmp_path / "pairs"]
+
+
+@pytest.mark.parametrize("name", ["there", "back"])
+def test_where_a_translation_is_blank_the_sentence_is_its_own_view(
+    call_main, translators, tmp_path, name
+):
+    shutil.copytree(translators, tmp_path, dirs_exist_ok=True)
+
+    def end_at_once(tensors):
+        tensors["final_logits_bias"][0, 3] = 1e6
+
+    alter(tmp_path / name / "model.safetensors", end_at_once)
+    call_main(views, *translate_command(tmp_path, tmp_path / "pairs"))
+    assert all(first == second for first, second in common.read_text_pairs(tmp_path / "pairs"))
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_continues_to_the_same_bytes(
+    call_main, fails, translators, tmp_path, monkeypatch
+):
+    command = translate_command(translators, tmp_path / "pairs")
+    call_main(views, *command)
+    expected = (tmp_path / "pairs").read_bytes()
+    assert "exists already" in fails(views, *command)
+    (tmp_path / "pairs").unlink()
+
+    translate, calls = views.translate, []
+
+    def dying_translate(*args):
+        calls.append(args)
+        if len(calls) == 4:  # on the way back, in the second chunk
+            raise KeyboardInterrupt
+        return translate(*args)
+
+    monkeypatch.setattr(views, "translate", dying_translate)
+    assert "the same command" in fails(views, *command)
+    (kept,) = tmp_path.iterdir()
+    assert kept.read_bytes() == b"".join(expected.splitlines(True)[:16])
+    with kept.open("ab") as file:
+        file.write(b"".join(expected.splitlines(True)[16:20]) + b"half a li")  # killed in a write
+    call_main(views, *command)
+    assert len(calls) == 4 + 2 * 2
+    assert (tmp_path / "pairs").read_bytes() == expected
+    assert list(tmp_path.iterdir()) == [tmp_path / "pairs"]
+
+
+def test_what_another_command_has_kept_is_not_used(call_main, fails, files, tmp_path, monkeypatch):
+    command = ["crop", "--train", files / "sentences.txt", "--output", tmp_path / "pairs"]
+    make_views = views.make_views
+
+    def make_one(args):
+        def make(sentences, random):
+            if calls:
+                raise KeyboardInterrupt
+            calls.append(sentences)
+            return make_views(args)(sentences, random)
+
+        return make
+
+    calls = []
+    monkeypatch.setattr(views, "make_views", make_one)
+    fails(views, *command)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    call_main(views, *command, "--seed", 1)
+    made = (tmp_path / "pairs").read_bytes()
+    assert len(made.splitlines()) == 300
+    call_main(views, *command[:-1], tmp_path / "fresh", "--seed", 1)
+    assert (tmp_path / "fresh").read_bytes() == made
+
+
+def test_a_model_that_cannot_do_it_is_refused(fails, translators, masked_lm, tmp_path):
+    shutil.copytree(translators, tmp_path, dirs_exist_ok=True)
+    removed = "model.encoder.layers.0.fc1.weight"
+    alter(tmp_path / "back" / "model.safetensors", lambda tensors: tensors.pop(removed))
+    command = translate_command(tmp_path, tmp_path / "pairs")
+    assert f"back: its weights lack {removed}" in fails(views, *command)
+    assert "it must be a translator" in fails(views, *command, "--there", masked_lm)
+    assert not list(tmp_path.glob(".pairs*"))
 
 
 @pytest.mark.parametrize("way", ["crop", "delete-one", "synonym", "mlm"])
