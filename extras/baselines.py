@@ -1,11 +1,12 @@
-"""The baselines that three papers compare with: PKD, MetaKD, L2, Dual-L2, SKD, CRD and HPD.
+"""The baselines that three papers compare with: PKD, MetaKD, L2, Dual-L2, SKD, MSE, CRD and HPD.
 
 DistilCSE (arXiv:2112.05638) compares with PKD and MetaKD, ConGen (Findings of EMNLP 2022) with L2,
-Dual-L2 and SKD, IBKD (arXiv:2311.05472) with CRD and HPD; KD, or MSE, is ckd.py --objective kd. All
+Dual-L2 and SKD, IBKD (arXiv:2311.05472) with MSE, CRD and HPD; KD is ckd.py --objective kd. All
 bring the student's embedding of a sentence close to the frozen teacher's. PKD and MetaKD compare
 layers, too; MetaKD weights sentences by their domain; Dual-L2 and SKD give the student a second
-view; CRD contrasts a sentence with the others of the batch; HPD reduces the dimension. A paper
-trains its baselines as it trains its own method.
+view; CRD contrasts a sentence with the others of the batch; HPD reduces the dimension. Each is
+trained with the settings of the paper that compares with it; ConGen and IBKD state none for their
+baselines. With --beir, texts and dev score are those of ibkd.py --task dr.
 
     sentence --> teacher (frozen) --> h^T --> principal components (HPD) --+
         |                 |            +----> domains, weights (MetaKD) ---+
@@ -40,6 +41,7 @@ from torch import nn
 
 import ckd
 import congen
+import ibkd
 from common import CACHE, ArgumentParser, UserError, note, number, parse, run_main
 from common import CHUNK, cut, read_rows, read_sentences, read_text_pairs, split_columns
 from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
@@ -202,6 +204,7 @@ DISTILCSE = Paper("princeton-nlp/sup-simcse-roberta-large", NEWS_5M, 20, 512, 64
 CONGEN = Paper("princeton-nlp/unsup-simcse-roberta-large", NLI, 20, 128, 128, 512, 7, 5e-5)
 IBKD = Paper("princeton-nlp/sup-simcse-roberta-large", NLI, 10, 256, 128, 500, 0, 1e-4)
 PAPERS = dict(pkd=DISTILCSE, metakd=DISTILCSE, l2=CONGEN, skd=CONGEN, crd=IBKD, hpd=IBKD)
+PAPERS |= dict(mse=IBKD)
 PAPERS["dual-l2"] = CONGEN
 OPTIMIZERS = {
     DISTILCSE: partial(torch.optim.Adam, betas=(0.9, 0.98), fused=True),
@@ -214,6 +217,7 @@ SCHEDULES = {  # functions of step, steps of an epoch, all steps -> share of the
     IBKD: lambda step, _, total: (total + 1 - step) / total,
 }
 MAX_NORMS = {DISTILCSE: math.inf, CONGEN: 1.0, IBKD: 1.0}  # of all gradients together
+ONE_VIEW = dict(l2=l2_loss, mse=ckd.mse_loss)
 TWO_VIEWS = {"dual-l2": dual_l2_loss, "skd": skd_loss}
 
 
@@ -226,7 +230,7 @@ def embed_rows(encoder, tokens, rows, layers, args):
     return gather(local, len(rows))
 
 
-def distill(student, first, second, targets, layers, fixed, dev_set, run, args):
+def distill(student, first, second, targets, layers, fixed, dev_score, run, args):
     """Train on n sentences -> the best step and the last.
 
     first, second: as in congen.distill; targets [n, D_T + k H_T], k > 0 if the method compares
@@ -246,7 +250,7 @@ def distill(student, first, second, targets, layers, fixed, dev_set, run, args):
     state = [student, optimizer]
     step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
     if step == 0:  # the student before training is the first candidate
-        best = spearman(ckd.embed, encoder, dev_set)["dev"]
+        best = dev_score(encoder)
         save_encoder(encoder, args.output)
         run.log_dev(0, best)
 
@@ -268,8 +272,8 @@ def distill(student, first, second, targets, layers, fixed, dev_set, run, args):
             case "metakd":
                 weights = to_device(fixed[rows], args.device)
                 loss = metakd_loss(projected, target, pooled, theirs, weights)
-            case "l2":
-                loss = l2_loss(projected, target)
+            case "l2" | "mse":
+                loss = ONE_VIEW[args.method](projected, target)
             case "dual-l2" | "skd":
                 texts = congen.second_views(first, second, rows, [args.seed, step])
                 views = Tokens(encoder, texts, args.max_length)
@@ -289,7 +293,7 @@ def distill(student, first, second, targets, layers, fixed, dev_set, run, args):
 
         # Once in a while, and at the end: score the student, and keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(ckd.embed, encoder, dev_set)["dev"]
+            dev = dev_score(encoder)
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(encoder, args.output)
@@ -322,6 +326,11 @@ def parse_args():
     shown = "with --help: show the defaults of its paper (else PKD's)"
     add("--method", choices=PAPERS, required=True, help=shown)
     add("--pairs", help="TSV with both views of each sentence, instead of --train")
+    beir = "BEIR folder or data set: its passages and training queries, instead of --train"
+    add("--beir", help=f"{beir}; MRR@10 on its dev queries chooses the student")
+    add("--test-split", default="test", help="of --beir: qrels/TEST_SPLIT.tsv (default: test)")
+    parser.set_defaults(dev_queries=2000, query_prompt=None)
+    parser.set_defaults(passage_prompt=None, similarity="cosine", teacher_similarity="cosine")
     add("--labeled", help="metakd: TSV with a sentence and its domain, instead of --train")
     clusters = f"metakd without --labeled: clusters of sentences {default}, as MNLI has genres)"
     add("--domains", type=number(int, 2), default=5, help=clusters)
@@ -341,6 +350,20 @@ def parse_args():
     add("--patience", type=number(int, 0), default=paper.patience, help=text)
     add_run_options(parser, "runs/baselines", paper.max_length, paper.eval_steps)
     return parse(parser, congen.DEMO | dict(lr=4e-4))
+
+
+class Sts:
+    """Dev and test sets of semantic textual similarity, with the methods of ibkd.Retrieval."""
+
+    def __init__(self, args):
+        self.sets = evaluation_sets(args)
+        self.read = self.sets.values()
+
+    def dev_score(self, encoder):
+        return spearman(ckd.embed, encoder, {"dev": self.sets["dev"]})["dev"]
+
+    def scores(self, encoder):
+        return spearman(ckd.embed, encoder, self.sets)
 
 
 def read_data(args):
@@ -378,7 +401,7 @@ def build_student(encoder, teacher, args):
             student.projection = nn.Linear(encoder.dimension, teacher.dimension)
         if encoder.width != teacher.width:
             student.layer_projection = nn.Linear(encoder.width, teacher.width)
-    elif args.method == "crd":  # W, at first the identity where dimensions agree
+    elif args.method in ("crd", "mse"):  # W, at first the identity where dimensions agree
         student.projection = nn.Linear(encoder.dimension, teacher.dimension, bias=False)
         if encoder.dimension == teacher.dimension:
             nn.init.eye_(student.projection.weight)
@@ -398,10 +421,14 @@ def matched_layers(encoder, teacher, method):
 
 def main():
     args = parse_args()
-    sets = evaluation_sets(args)
-    first, second, domains = read_data(args)
     files = [__file__, ckd.__file__, congen.__file__]
-    run = Run(args, files, [*sets.values(), first, second or [], domains or []])
+    if args.beir:
+        task = ibkd.Retrieval(args)
+        first, second, domains = task.passages + task.queries, None, None
+    else:
+        task = Sts(args)
+        first, second, domains = read_data(args)
+    run = Run(args, files, [*task.read, first, second or [], domains or []])
     if run.is_complete():
         return
     if not run.finished:
@@ -411,8 +438,8 @@ def main():
         args.lr = args.lr or (3e-4 if paper is DISTILCSE and millions <= 80 else paper.lr)
         teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
         check(args, encoder, teacher, len(first), domains)
-        run.scores["teacher"] = spearman(ckd.embed, teacher, sets, encode=teacher_embeddings)
-        run.scores["student before"] = spearman(ckd.embed, encoder, sets)
+        run.scores["teacher"] = task.scores(teacher)
+        run.scores["student before"] = task.scores(encoder)
         layers, theirs = matched_layers(encoder, teacher, args.method)
 
         def embed_layers(encoder, input_ids, attention_mask):
@@ -434,10 +461,10 @@ def main():
             fixed = expertise_weights(vectors, domains)
         student = build_student(encoder, teacher, args)
         del teacher  # from a GPU's memory
-        data = (first, second, targets, layers, fixed, {"dev": sets["dev"]})
+        data = (first, second, targets, layers, fixed, task.dev_score)
         steps = distill(student, *data, run, args)
         best = load_encoder(args.output, device=args.device)
-        run.finish(*steps, {"best student": spearman(ckd.embed, best, sets)})
+        run.finish(*steps, {"best student": task.scores(best)})
     text = f"Distilled by `extras/baselines.py`, method {args.method}."
     write_card(run, args, load_encoder(args.output), text)
 

@@ -20,8 +20,7 @@ embeddings, torch". The fourth row has the same layers in int8, with one scale p
 
   python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --pairs demo/test.tsv --output runs/int8
-  python -m extras.quantize runs/distilface --senteval senteval.tar --rounds 1 \
-      --sets STS12,STS13,STS14,STS15,STS-B
+  python -m extras.quantize MODEL --senteval senteval.tar --sets STS12,STS13,STS14,STS15,STS-B
 """
 
 import importlib.util

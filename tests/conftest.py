@@ -1,4 +1,4 @@
-"""What the tests share: small models made on the spot, the demo's files, the real teacher."""
+"""What the tests share: small models made on the spot, the demo's files."""
 
 import atexit
 import csv
@@ -151,12 +151,6 @@ def shared_data():
 
 
 # ---- models
-
-
-@pytest.fixture(scope="session")
-def teacher():
-    """all-MiniLM-L6-v2 from its pip package, as the README's test command installs it."""
-    return common.load_encoder(common.MINILM).eval()
 
 
 def word_tokenizer():

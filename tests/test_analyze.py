@@ -39,22 +39,6 @@ def test_alignment_and_uniformity_are_those_of_the_papers(power):
     assert analyze.uniformity(first, power) == pytest.approx(expected, abs=1e-10)
 
 
-def test_data_averages_runs_of_the_same_number(tmp_path):
-    for size, queue, step, dev in ((64, 0, 200, 81.5), (64, 8, 50, 78), (32, 8, 100, 80)):
-        (tmp_path / f"{dev}").mkdir()
-        options = {"--batch-size": size, "--queue-size": queue}
-        (tmp_path / f"{dev}" / "args.json").write_text(json.dumps(options))
-        scores = [dict(step=0, dev=50), dict(step=1, loss=0.5), dict(step=step // 2, dev=dev)]
-        lines = [json.dumps(dict(stage="distill") | row) for row in scores]
-        (tmp_path / f"{dev}" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    numbers, figure = analyze.data([tmp_path], "sentences", plt)
-    assert numbers == {tmp_path: {1600: [78, 80], 6400: [81.5]}}
-    line, _, _ = figure.axes[0].containers[0].lines
-    assert line.get_xydata().tolist() == [[1600, 79], [6400, 81.5]]
-    numbers, _ = analyze.data([tmp_path], "queue-size", plt)
-    assert numbers == {tmp_path: {0: [81.5], 8: [78, 80]}}
-
-
 @pytest.mark.parametrize("figure", ["space", "covariance", "cosine", "edits"])
 def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_path):
     models = [str(models_folder / "bert"), str(models_folder / "mean")]

@@ -82,18 +82,6 @@ def test_metrics_by_hand():
     assert retrieval.metrics(found, answers) == pytest.approx(expected, abs=1e-9)
 
 
-def test_answers_have_a_score_and_a_passage_with_the_querys_id_is_its_own(beir):
-    """As in ArguAna, whose queries are passages; d3 is query d3's own passage and its answer."""
-    for old, new in (("q2", "d50"), ("q3", "d3")):
-        replace_in(beir / "queries.jsonl", f'"{old}"', f'"{new}"')
-        replace_in(beir / "qrels/test.tsv", f"{old}\t", f"{new}\t")
-    queries, answers = retrieval.read_split(beir, "test")
-    assert queries == list(map(without_two_words, demo_sentences(20)))
-    expected = [{i: 2, i + 20: 1} for i in range(20)]
-    expected[2][50] = LEFT_OUT
-    assert answers == expected
-
-
 def test_every_tenth_training_query_is_for_dev(beir, monkeypatch):
     """They search the first passages and those that answer them.
 

@@ -44,14 +44,6 @@ def test_own_pairs(scores_of, models_folder, files):
     assert average == pytest.approx((first + second) / 2)
 
 
-def test_options_replace_what_a_folder_states(scores_of, models_folder, files, tmp_path):
-    mean, cls, pairs = models_folder / "mean", models_folder / "cls", ("--pairs", files / "dev.tsv")
-    assert scores_of(mean, *pairs, "--pooling", "cls") == scores_of(cls, *pairs)
-    common.save_encoder(common.load_encoder(mean, layers="0,2"), tmp_path / "cut")
-    cut = scores_of(mean, *pairs, "--student-layers", "0,2")
-    assert cut == scores_of(tmp_path / "cut", *pairs) != scores_of(mean, *pairs)
-
-
 def test_translation_accuracy_is_that_of_plain_loops(scores_of, models_folder, tmp_path):
     pairs = [(text, " ".join(text.split()[2:])) for text in demo_sentences(60)]
     pairs += [("a boy", "a girl"), ("a lad", "a girl")]  # either "a girl" is right

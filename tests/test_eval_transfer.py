@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from extras import eval_transfer
-from extras.eval_transfer import Split
+from extras.eval_transfer import Split, fit_pytorch, read_task, score
 
 STRENGTHS = [0.25, 0.5, 1, 2, 4, 8]  # SentEval's values of C
 JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -26,11 +26,10 @@ def problem(n, seed):
 
 def splits_of(labels, parts, distance=None):
     """Sentences are row numbers of vectors; the second of a pair is `distance` rows on."""
-    splits = {}
-    for name, rows in parts.items():
-        second = [i + distance if distance else "" for i in rows]
-        splits[name] = Split(rows, second, labels[list(rows)])
-    return splits
+    return {
+        name: Split(rows, [i + distance if distance else "" for i in rows], labels[list(rows)])
+        for name, rows in parts.items()
+    }
 
 
 def fit(x, y, strength, held_out=None):
@@ -42,7 +41,6 @@ def right(predict, x, y):
 
 
 def folds_of(x, y, k):
-    """Yield (x, y) of the rest and (x, y) of the fold."""
     for a, b in StratifiedKFold(k, shuffle=True, random_state=1111).split(y, y):
         yield (x[a], y[a]), (x[b], y[b])
 
@@ -54,32 +52,30 @@ def best_of_folds(x, y, penalties, k, fit=fit):
     return fit(x, y, max(penalties, key=sum_of_folds))
 
 
-DECAYS = [0.00001, 0.0001, 0.001, 0.01]  # Adam's, of which SentEval chooses one
-FITS = dict(sklearn=(4, STRENGTHS, fit), pytorch=(2, DECAYS, eval_transfer.fit_pytorch))
+FITS = dict(sklearn=(4, STRENGTHS, fit), pytorch=(2, [1e-5, 1e-4, 1e-3, 1e-2], fit_pytorch))
 
 
 @pytest.mark.parametrize("classifier", FITS)
 def test_the_outer_fold_takes_no_part_in_the_choice_of_the_penalty(classifier):
     x, y = problem(240, seed=4)
     k, penalties, fit = FITS[classifier]
-    folds = folds_of(x, y, k)
-    accuracies = [right(best_of_folds(*a, penalties, k, fit), *b) for a, b in folds]
-    scores = eval_transfer.score("MR", splits_of(y, dict(train=range(240))), x, k, classifier)
-    assert scores == {"MR": pytest.approx(np.mean(accuracies))}
+    pairs = folds_of(x, y, k)
+    expected = np.mean([right(best_of_folds(*a, penalties, k, fit), *b) for a, b in pairs])
+    splits = splits_of(y, dict(train=range(240)))
+    assert score("MR", splits, x, k, classifier) == {"MR": pytest.approx(expected)}
 
 
 def test_pairs_are_compared_by_difference_and_product_and_mrpc_has_f1():
     vectors, _ = problem(800, seed=9)
-    u, v = vectors[:400], vectors[400:]
-    x = np.hstack([np.abs(u - v), u * v])
-    noise = np.random.default_rng(9).normal(size=400)
-    labels = np.where(x[:, :6].sum(axis=1) + noise < 3, 1, 0)
+    x = np.hstack([np.abs(vectors[:400] - vectors[400:]), vectors[:400] * vectors[400:]])
+    noisy = x[:, :6].sum(axis=1) + np.random.default_rng(9).normal(size=400)
+    labels = np.where(noisy < 3, 1, 0)
     predicted = best_of_folds(x[:300], labels[:300], [0.5, 1, 2, 4, 8, 16, 32], 5)(x[300:])
     y = labels[300:]
     f1 = 2 * sum(predicted * y) / (sum(predicted) + sum(y))
     splits = splits_of(labels, dict(train=range(300), test=range(300, 400)), distance=400)
-    scores = eval_transfer.score("MRPC", splits, vectors, 5)
-    assert scores == pytest.approx({"MRPC": 100 * np.mean(predicted == y), "MRPC F1": 100 * f1})
+    expected = {"MRPC": 100 * np.mean(predicted == y), "MRPC F1": 100 * f1}
+    assert score("MRPC", splits, vectors, 5) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("task, seed", [("SST-2", 4), ("SST-2", 6), ("SNLI", 4)])
@@ -87,7 +83,7 @@ def test_the_dev_set_chooses_c_except_for_snli(task, seed):  # 4: of equals the 
     x, y = problem(600, seed)
     parts = dict(train=range(100), dev=range(100, 300), test=range(300, 500))
     splits = splits_of(y, parts, distance=100 if task == "SNLI" else None)
-    scores, strengths = eval_transfer.score(task, splits, x), STRENGTHS
+    scores, strengths = score(task, splits, x), STRENGTHS
     if task == "SNLI":
         u, v = x[:500], x[100:]
         x, strengths = np.hstack([u, v, u * v, np.abs(u - v)]), [1e9]
@@ -111,26 +107,22 @@ def test_a_regression_is_a_loop_over_batches_with_shares_as_targets():
         optimizer.zero_grad()
         (shares - torch.from_numpy(targets[rows])).square().mean().backward()
         optimizer.step()
-    weight, bias = (value.detach().numpy() for value in layer.parameters())
-    powers = np.exp(x @ weight.T + bias)
-    expected = [sum(row * [1, 2, 3, 4, 5]) / sum(row) for row in powers]
-    predict = eval_transfer.fit_pytorch(x, y, 0.01, (x, y), rounds=1, epochs=40)
+    shares = layer(torch.from_numpy(x).double()).softmax(dim=1).detach().numpy()
+    expected = [sum(row * [1, 2, 3, 4, 5]) for row in shares]
+    predict = fit_pytorch(x, y, 0.01, (x, y), rounds=1, epochs=40)
     assert predict(x) == pytest.approx(expected, abs=1e-4)
 
 
 def test_stalls_are_counted_over_the_whole_training_and_the_best_round_is_kept(monkeypatch):
     x, y = problem(120, seed=4)
-    y = y.astype(float)  # a regression
 
     def run(script, stalls=0):
         monkeypatch.setattr(eval_transfer, "pearson", lambda _, y: len(y) == 6 and script.pop(0))
-        return eval_transfer.fit_pytorch(x, y, 0, None, len(script), 3, stalls)(x)
+        return fit_pytorch(x, y.astype(float), 0, None, len(script), 3, stalls)(x)
 
-    script = [-50, -60, -40, -40, -45, -30, -30, 99]
-    kept = run(script, stalls=3)
+    kept = run(script := [-50, -60, -40, -40, -45, -30, -30, 99], stalls=3)
     assert script == [99]  # the fourth stall ended the training
-    assert (kept == run([*range(6)])).all()
-    assert (kept != run([*range(5)])).any()
+    assert (kept == run([*range(6)])).all() and (kept != run([*range(5)])).any()
 
 
 def test_the_second_mean_is_that_of_dses_table(monkeypatch):
@@ -179,22 +171,19 @@ def senteval(tmp_path):
 def test_the_readers_keep_sentevals_order_and_name_a_wrong_file(senteval, fails):
     write(senteval / "SUBJ/subj.subjective", ["a b c", "d", ""])
     write(senteval / "SUBJ/subj.objective", ["e f", "g", "h  i", "j k l"])
-    train = eval_transfer.read_task(senteval, "SUBJ")["train"]
+    train = read_task(senteval, "SUBJ")["train"]
     assert train.first == [".", "d", "g", "e f", "h i", "a b c", "j k l"]  # by length, then label
     assert train.labels.tolist() == [0, 0, 1, 1, 1, 0, 1]
-    train = eval_transfer.read_task(senteval, "TREC")["train"]
-    label = dict(zip(train.first, train.labels))
-    assert [label[f"{text} \xe9"] for text in demo_sentences(3)] == [1, 5, 3]  # of ABBR, DESC, ...
-    train = eval_transfer.read_task(senteval, "MRPC")["train"]
-    assert sorted(train.second) == sorted(text[::-1] for text in demo_sentences(80))
-    lines = ["1\ta a\tb\t4.5\tENTAILMENT\r", "2\tc\td e\t3\tNEUTRAL\r"]
-    write(senteval / "SICK/SICK_trial.txt", ["...", *lines])
-    dev = eval_transfer.read_task(senteval, "SICK-E")["dev"]
-    assert dev == (["c", "a a"], ["d e", "b"], pytest.approx([1, 2]))
-    assert eval_transfer.read_task(senteval, "SICK-R")["dev"].labels.tolist() == [3, 4.5]
+    expected = {"TREC": [1, 5, 3], "MRPC": [0, 1, 0], "SICK-E": [0, 1, 2]}
+    expected |= dict.fromkeys(["SICK-R", "STS-B"], [0, 0.5, 1])
+    for task, labels in expected.items():
+        train = read_task(senteval, task)["train"]
+        label = dict(zip((text.removesuffix(" \xe9") for text in train.first), train.labels))
+        assert [label[text] for text in demo_sentences(3)] == labels
+        assert task == "TREC" or {text[::-1] for text in train.first} == set(train.second)
     for name, lines in dict(s1=["a", "b c"], s2=["d e", ""], labels=["neutral"] * 2).items():
         write(senteval / f"SNLI/{name}.dev", lines)
-    assert eval_transfer.read_task(senteval, "SNLI")["dev"][:2] == (["b c", "a"], [".", "d e"])
+    assert read_task(senteval, "SNLI")["dev"][:2] == (["b c", "a"], [".", "d e"])
     command = (eval_transfer, "no-model", "--senteval", senteval, "--tasks")
     write(senteval / "SNLI/s2.dev", ["one line"])
     assert "labels.dev" in fails(*command, "SNLI")
@@ -206,11 +195,7 @@ def test_the_readers_keep_sentevals_order_and_name_a_wrong_file(senteval, fails)
 
 @pytest.mark.slow
 def test_all_tasks_are_scored_and_averaged(senteval, models_folder, tmp_path, call_main):
-    output = tmp_path / "scores.json"
-    options = ("--senteval", senteval.parent, "--folds", 2, "--device", "cpu", "--json", output)
-    models = (models_folder / "bert", models_folder / "cls")
-    assert len(call_main(eval_transfer, *models, *options, "--tasks", "all").splitlines()) == 4
-    first, second = json.loads(output.read_text()).values()
-    further = {"MRPC F1", "SICK-R Spearman", "STS-B Spearman", "avg", "DSE avg"}
-    assert set(first) == {*eval_transfer.LAYOUTS, *further}
-    assert first != second
+    options = ("--senteval", senteval.parent, "--folds", 2, "--json", tmp_path / "scores.json")
+    call_main(eval_transfer, models_folder / "bert", "--device", "cpu", "--tasks", "all", *options)
+    (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
+    assert {*eval_transfer.LAYOUTS, "MRPC F1", "avg", "DSE avg"} < set(scores)

@@ -79,21 +79,6 @@ def test_supervised_info_nce_is_equation_10(of_the_batch):
     assert gradcheck(loss, sides)
 
 
-# ---- student
-
-
-@pytest.mark.parametrize("name", ["pooler", "roberta", "distilbert"])
-def test_x_is_the_mean_of_the_input_and_s_the_embedding(models_folder, name):
-    encoder = common.load_encoder(models_folder / name).eval()
-    ids, mask = common.Tokens(encoder, demo_sentences(6)).batch(np.arange(6))
-    x, s = ibkd.embed(encoder, ids, mask, True)
-    assert torch.equal(s, ckd.embed(encoder, ids, mask))
-    assert torch.equal(s, ibkd.embed(encoder, ids, mask))
-    states = encoder.model(ids, mask, output_hidden_states=True).hidden_states[0]
-    for row, length in enumerate(mask.sum(dim=1).tolist()):
-        assert torch.allclose(x[row], states[row, :length].mean(dim=0), atol=1e-6)
-
-
 # ---- three steps of each stage, by hand
 
 
