@@ -94,6 +94,7 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "M-IBKD", THREE, f"{IBKD} 0.1 {FAR}"),
     ("own-teacher", "DistilFACE", THREE, f"{SIMCSE} $FIRST20K --max-steps 313 --eval-steps 78"),
     ("own-teacher", "PKD", ONE, f"{BASELINE} pkd {OWN}"),
+    ("own-teacher", "MetaKD", ONE, f"{BASELINE} metakd {OWN}"),
     ("own-teacher", "L2", ONE, f"{BASELINE} l2 --head identity {OWN}"),
     ("own-teacher", "Dual-L2", ONE, f"{BASELINE} dual-l2 --head identity {OWN}"),
     ("own-teacher", "SKD", ONE, f"{BASELINE} skd --head identity {OWN}"),
