@@ -603,7 +603,7 @@ def resolve_model(name):
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
     # Pickled weights only where there are no others; transformers runs no code of them.
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin"]
+    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*/pytorch_model.bin"]
     with one_line_errors(name, f"{NOT_LOCAL}/{name} and give its path"):
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
         if not any(folder.glob("model*.safetensors")):

@@ -27,7 +27,6 @@ import os
 from functools import partial
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import torch
 import transformers
@@ -129,8 +128,6 @@ def load_model(name, kind, form):
     """A folder or a name on the Hub, a class of transformers -> model, tokenizer, or UserError."""
     with one_line_errors(name, form):
         folder = resolve_model(name)
-        if not Path(name).exists():  # Marian's vocabularies are not among its patterns
-            huggingface_hub.snapshot_download(name, allow_patterns="*.spm")
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         options = dict(dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
         model, report = kind.from_pretrained(folder, **options)

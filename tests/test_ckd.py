@@ -114,7 +114,8 @@ def test_defaults_are_the_papers(parse):
     assert (args.train, args.triplets) == ("ffgcc/NEWS5M", "nli_for_simcse.csv")
     assert (args.stage, args.objective, args.queue_size) == ("both", "ckd", 65536)
     assert args.temperature == args.finetune_temperature == 0.05
-    assert parse(ckd, "--train", "my.txt").stage == "distill"  # without triplets, stage 1 alone
+    own = parse(ckd, "--student", "x", "--train", "my.txt")
+    assert own.stage == "distill"  # without triplets, stage 1 alone
 
 
 @pytest.mark.parametrize("millions, rates", [(110, (2e-4, 5e-5)), (67, (3e-4, 1e-5))])
