@@ -54,7 +54,7 @@ def test_the_loss_is_equation_2_of_the_distributions_of_equation_1(alpha):
 # ---- model, queue, views, settings
 
 
-def test_second_views_are_given_or_lack_a_tenth_of_the_words_but_never_all():
+def test_second_views_are_given_or_lack_words_but_never_all():
     """Which words depends on the rows and the seed alone."""
     first, picked = ["Stop!", *demo_sentences(20)], [2, 0, 1, 2]
     steps = [congen.second_views(first, None, picked, [7, step]) for step in range(30)]
@@ -62,11 +62,6 @@ def test_second_views_are_given_or_lack_a_tenth_of_the_words_but_never_all():
     assert steps[3] == congen.second_views(first[:3], None, picked, [7, 3])
     expected = [first[20 - row] for row in picked]
     assert congen.second_views(first, first[::-1], picked, [0, 1]) == expected
-    random = np.random.default_rng(0)
-    words = [f"word{i}" for i in range(40)]
-    kept = [congen.delete_words(" ".join(words), random).split() for _ in range(500)]
-    assert 35.7 < sum(map(len, kept)) / 500 < 36.3
-    assert all(row == [word for word in words if word in row] for row in kept)
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_then_falls_to_zero():

@@ -78,6 +78,14 @@ def test_the_command_of_each_run_is_accepted_and_has_batches_of_similar_length(p
         assert getattr(args, "group_by_length", True), command
 
 
+def test_code_is_at_most_100_columns_wide_and_readme_at_most_150_lines():
+    for language in ("sh", "python", "diff"):
+        for page, block in blocks(language):
+            longest = max(block.splitlines(), key=len)
+            assert len(longest) <= 100, (page, longest)
+    assert TEXTS["README.md"].count("\n") <= 150
+
+
 def test_the_options_and_functions_that_a_page_names_exist(parse, capsys):
     for page, text in PROSE.items():
         for code in re.findall(r"`([^`]+)`", text):

@@ -7,8 +7,6 @@ import sys
 
 from conftest import ROOT
 
-import common
-
 sys.path.insert(0, str(ROOT / "results"))
 import data_sets
 
@@ -33,15 +31,6 @@ def test_unlabeled_sentences_are_distinct_long_enough_and_not_evaluated():
     expected = ["A man, a plan, a canal.", "Two dogs play .", *wikisplit]
     assert sorted(found) == sorted(expected) != found
     assert found == data_sets.unlabeled_sentences(CAPTIONS[::-1], WIKISPLIT[::-1], evaluated)
-
-
-def test_a_triplet_has_one_premise_and_its_labels(tmp_path):
-    premises = ["A", "A", "A", 'B, "b"', 'B, "b"', "A", "C"]
-    labels = ["entailment", "neutral", "contradiction", "contradiction", *3 * ["entailment"]]
-    lines = data_sets.nli_triplets(premises, "1234567", labels)
-    (tmp_path / "triplets.csv").write_text("\n".join(lines) + "\n")
-    rows = common.read_triplets(tmp_path / "triplets.csv")
-    assert sorted(rows) == [["A", "1", "3"], ["A", "6", "3"], ['B, "b"', "5", "4"]]
 
 
 def test_the_recipe_makes_and_states_the_measured_files(shared_data, tmp_path, capsys):
