@@ -976,7 +976,7 @@ def one_line_errors(place, advice):
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
         where = f"{place}:{position.line}" if position.line else place
         reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-        is_absent = isinstance(error, FileNotFoundError) and error.errno  # a local file, not the Hub's
+        is_absent = isinstance(error, FileNotFoundError) and error.errno  # not the Hub's
         advice = "" if is_absent else f"; {advice}"
         raise UserError(f"{where}: {reason}{advice}") from error
 
