@@ -688,7 +688,7 @@ class Run:
         """
         self.stage = stage
         if RANK == 0:
-            for file in self.folder.glob(".checkpoint.pt.*"):  # that a kill has left half-written
+            for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
                 file.unlink()
             with replacing(self.folder / "metrics.jsonl") as new:
                 new.write_text("".join(self.lines))  # without what came after the checkpoint
@@ -1026,10 +1026,11 @@ def write_json(path, content):
 def replacing(path):
     """Give the block another name to write to, then rename what it has written to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # containers share process ids
+    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")  # containers share process ids
     try:
         yield new
         if new.exists():
             os.replace(new, path)
     finally:
+        shutil.rmtree(new, ignore_errors=True)  # a folder
         new.unlink(missing_ok=True)

@@ -5,14 +5,14 @@
   SST-2, SICK-E, SNLI  accuracy on test; the dev set chooses C, but SNLI has no penalty
   SICK-R, STS-B        Pearson and Spearman of a regression on test; the dev set ends its training
 
-All scores are in percent. "avg" is the mean of the seven accuracies of MR to MRPC, the default
-tasks. "DSE avg" is that of DSE's Table 2: all but SNLI, where MRPC counts as the mean of accuracy
-and F1, STS-B as the mean of Pearson and Spearman, SICK-R as Pearson.
+All in percent. "avg" is the mean accuracy of the default tasks, MR to MRPC. "DSE avg" is that of
+DSE's Table 2: of all tasks but SNLI, with the means of MRPC's and of STS-B's two scores.
 
 The protocol is SentEval's (Conneau and Kiela, arXiv:1803.05449): penalties, folds, seed, and the
 order of rows from which folds and batches are drawn. On CR, another order moves the score by half
-a point. --classifier pytorch is SentEval's default, a linear layer trained by Adam; the papers use
-it, as SimCSE does. sklearn is SentEval with usepytorch off: logistic regression, much faster.
+a point. --classifier pytorch is SentEval's default, a linear layer trained by Adam, which SimCSE
+and the papers that follow it use. sklearn is its logistic regression (usepytorch=False), the
+default here: it takes a fraction of the time.
 
   python -m extras.eval_transfer runs/ckd sentence-transformers/all-MiniLM-L6-v2
   python -m extras.eval_transfer runs/dse --tasks SICK-R,SICK-E,STS-B --classifier pytorch
