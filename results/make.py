@@ -13,7 +13,20 @@ from statistics import mean, stdev
 HERE = Path(__file__).parent
 COLUMNS = ("avg", "dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TITLES = ("avg", "STS-B dev", *COLUMNS[2:])
-OWN_ROWS = ("KD", "CKD", "IBKD", "ConGen", "SEED", "PKD", "L2", "Dual-L2", "SKD", "CRD", "HPD")
+OWN_ROWS = (
+    "KD",
+    "CKD",
+    "IBKD",
+    "ConGen",
+    "SEED",
+    "PKD",
+    "MetaKD",
+    "L2",
+    "Dual-L2",
+    "SKD",
+    "CRD",
+    "HPD",
+)
 FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
 FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
 SIZES = {"three (1,4,5)": "layers-1-4-5-50k", "two (0,5)": "layers-0-5-50k"}
