@@ -451,7 +451,10 @@ def main():
             note(f"the teacher's embeddings and layers need {gigabytes:.2f} GB in {CACHE}")
         key = f"{inspect.getsource(embed)} layers {theirs}"  # embed_layers' source has neither
         options = (args.max_length, args.precision, key)
-        targets = teacher_embeddings(embed_layers, teacher, first, *options)
+        teacher_texts = first
+        if args.beir:  # with the prompts of each model, as they are scored
+            first, teacher_texts = task.texts(encoder), task.texts(teacher)
+        targets = teacher_embeddings(embed_layers, teacher, teacher_texts, *options)
         fixed = None
         if args.method == "hpd":
             fixed = principal_components(targets, args.dimension, args.seed).to(args.device)
