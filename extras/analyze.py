@@ -8,9 +8,10 @@
   data        best dev score by training sentences seen, or by an option of the runs (--against
               queue-size: ConGen's Figure 4); a model is a folder of runs, as of extras.sweep
 
-Alignment and uniformity (Wang and Isola, 2020): positives are the pairs with a score above 4, lower
-is better. IBKD (eq. 12, 13) squares the distances, DistilCSE (eq. 8) does not; both are drawn.
-DistilCSE prints its alignment with a minus sign, against its own text; it is left out here.
+Alignment and uniformity (Wang and Isola, 2020): lower is better. Positives are the pairs with a
+score above 4, our choice, as neither paper states one. IBKD (eq. 12, 13) squares the distances,
+DistilCSE (eq. 8) does not; both are drawn. DistilCSE prints its alignment with a minus sign,
+against its own text; it is left out here.
 
   python -m extras.analyze space runs/ckd runs/ibkd sentence-transformers/all-MiniLM-L6-v2
   python -m extras.analyze data runs/sweep --against queue-size --output figures/queue

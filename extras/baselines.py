@@ -120,7 +120,8 @@ def unit_sample(embeddings, seed):
 def l2_loss(student, teacher):
     """ConGen, section 4.2: L2 = 1/N sum_i |z_i^S / |z_i^S| - z_i^T / |z_i^T||^2
 
-    Section 3.1 defines z as L2-normalized. student, teacher [N, D]. Returns a scalar from 0 to 4.
+    The paper gives no formula: square and mean are ours. Section 3.1 defines z as L2-normalized.
+    student, teacher [N, D]. Returns a scalar from 0 to 4.
     """
     errors = F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)
     return errors.square().sum(dim=1).mean()

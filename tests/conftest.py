@@ -31,8 +31,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 import common
+from extras import eval_transfer
 
 DEMO = ROOT / "demo"
+JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",")
 MODELS = dict(bert=32, wide=48, roberta=32, distilbert=32)  # folders, dimensions
 
@@ -142,6 +144,63 @@ def alter(path, change):
         save_file(content, path, {"format": "pt"})
 
 
+def write(path, lines, encoding="utf-8"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + "\n" for line in lines).encode(encoding))
+
+
+@pytest.fixture
+def senteval(tmp_path):
+    """A small SentEval folder: a header, a byte order mark, Latin-1 and a blank line."""
+    folder, texts = tmp_path / "data" / "downstream", demo_sentences(120)
+    for task in ("MR", "CR", "SUBJ", "MPQA"):
+        negative, positive = eval_transfer.LAYOUTS[task].files["train"]
+        write(folder / negative, texts[40:80])
+        write(folder / positive, [*texts[:40], ""])
+    questions = [f"{('DESC', 'NUM', 'HUM')[i % 3]}:x {text} \xe9" for i, text in enumerate(texts)]
+    write(folder / "TREC/train_5500.label", questions[:90], "latin-1")
+    write(folder / "TREC/TREC_10.label", questions[90:], "latin-1")
+    rows = [(a, a[::-1], i % 2, i % 11 / 2, JUDGMENTS[i % 3]) for i, a in enumerate(texts)]
+    for split, sick in dict(train="train", dev="trial", test="test_annotated").items():
+        lines = {
+            f"MRPC/msr_paraphrase_{split}.txt": "{2}\t1\t2\t{0}\t{1}",
+            f"SICK/SICK_{sick}.txt": "1\t{0}\t{1}\t{3}\t{4}\r",
+            f"STS/STSBenchmark/sts-{split}.csv": "a\tb\tc\td\t{3}\t{0}\t{1}",
+            f"SST/binary/sentiment-{split}": "{0}\t{2}",
+            **{f"SNLI/s1.{split}": "{0}", f"SNLI/s2.{split}": "{1}"},
+        }
+        part = rows[:80] if split == "train" else rows[80:]
+        for file, line in lines.items():
+            header = ["\ufeffid\tfirst\tsecond\tscore\tjudgment"]
+            header *= file.startswith(("MRPC", "SICK"))
+            write(folder / file, header + [line.format(*row) for row in part])
+        write(folder / f"SNLI/labels.{split}", [row[4].lower() for row in part])
+    for year in range(12, 17):
+        sts = folder / f"STS/STS{year}-en-test"
+        write(sts / "STS.input.news.txt", [f"{row[0]}\t{row[1]}" for row in rows[year:80]])
+        write(sts / "STS.gs.news.txt", [str(row[3]) for row in rows[year:80]])
+    return folder
+
+
+@pytest.fixture
+def wordnet(tmp_path):
+    """A small database of WordNet 3; "big" is also a noun that no text has."""
+    files = {
+        "data.noun": ["00000001 05 n 02 dog 0 domestic_dog 0", "00000002 05 n 02 dog 1 hound 0"],
+        "index.noun": ["big n 1 0 1 0 00000002", "dog n 2 2 @ ~ 2 1 00000001 00000002"],
+        "data.adj": ["00000001 00 a 02 big 0 large(p) 0 000 | of size"],
+        "index.adj": ["big a 1 0 1 1 00000001", "large a 1 0 1 1 00000001"],
+        "data.verb": ["00000001 30 v 01 run 0 000 00 | move"],
+        "index.verb": ["run v 1 0 1 1 00000001"],
+        "data.adv": ["00000001 02 r 01 soon 0 000 | in time"],
+        "index.adv": ["soon r 1 0 1 1 00000001"],
+    }
+    for name, lines in files.items():
+        text = "".join(f"{line}  \n" for line in ["  1 This software is provided to you", *lines])
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     folder = ROOT.parent / "shared" / "data"
@@ -191,6 +250,28 @@ def models_folder(tmp_path_factory):
         encoder = common.load_encoder(root / "bert", pooling)
         encoder.normalize = pooling == "mean"
         common.save_encoder(encoder, root / pooling)
+    return root
+
+
+@pytest.fixture(scope="session")
+def translators(models_folder, tmp_path_factory):
+    """Two small random MarianMT models, and sentences. Marian's own tokenizer needs sentencepiece;
+    this one is BERT's, of words."""
+    root = tmp_path_factory.mktemp("translators")
+    (root / "train.txt").write_text("\n".join(demo_sentences(40)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
+    options = dict(vocab_size=len(tokenizer), d_model=32, max_position_embeddings=300, init_std=1.0)
+    for side in ("encoder", "decoder"):
+        options |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
+    end = tokenizer.sep_token_id
+    options |= dict(pad_token_id=0, decoder_start_token_id=0, eos_token_id=end)
+    options |= dict(forced_eos_token_id=end, tie_word_embeddings=False, num_beams=4, max_length=512)
+    for seed, name in enumerate(("there", "back")):
+        torch.manual_seed(seed)
+        model = transformers.MarianMTModel(transformers.MarianConfig(**options))
+        model.final_logits_bias[0, end] = 9  # most translations end before their limit
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
     return root
 
 

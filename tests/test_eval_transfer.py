@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import demo_sentences
+from conftest import demo_sentences, write
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
@@ -13,7 +13,6 @@ from extras import eval_transfer
 from extras.eval_transfer import Split, fit_pytorch, read_task, score
 
 STRENGTHS = [0.25, 0.5, 1, 2, 4, 8]  # SentEval's values of C
-JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 
 
 def problem(n, seed):
@@ -133,39 +132,6 @@ def test_the_second_mean_is_that_of_dses_table(monkeypatch):
     scores = eval_transfer.score_model("", None, None, {"MR": {}}, 10, "sklearn")
     assert scores["DSE avg"] == pytest.approx(85.15)  # printed: 85.1
     assert scores["avg"] == pytest.approx(sum(bert_large[:7]) / 7)
-
-
-def write(path, lines, encoding="utf-8"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(line + "\n" for line in lines).encode(encoding))
-
-
-@pytest.fixture
-def senteval(tmp_path):
-    """A small SentEval folder: a header, a byte order mark, Latin-1 and a blank line."""
-    folder, texts = tmp_path / "data" / "downstream", demo_sentences(120)
-    for task in ("MR", "CR", "SUBJ", "MPQA"):
-        negative, positive = eval_transfer.LAYOUTS[task].files["train"]
-        write(folder / negative, texts[40:80])
-        write(folder / positive, [*texts[:40], ""])
-    questions = [f"{('DESC', 'NUM', 'HUM')[i % 3]}:x {text} \xe9" for i, text in enumerate(texts)]
-    write(folder / "TREC/train_5500.label", questions[:90], "latin-1")
-    write(folder / "TREC/TREC_10.label", questions[90:], "latin-1")
-    rows = [(a, a[::-1], i % 2, i % 11 / 2, JUDGMENTS[i % 3]) for i, a in enumerate(texts)]
-    for split, sick in dict(train="train", dev="trial", test="test_annotated").items():
-        lines = {
-            f"MRPC/msr_paraphrase_{split}.txt": "{2}\t1\t2\t{0}\t{1}",
-            f"SICK/SICK_{sick}.txt": "1\t{0}\t{1}\t{3}\t{4}\r",
-            f"STS/STSBenchmark/sts-{split}.csv": "a\tb\tc\td\t{3}\t{0}\t{1}",
-            f"SST/binary/sentiment-{split}": "{0}\t{2}",
-            **{f"SNLI/s1.{split}": "{0}", f"SNLI/s2.{split}": "{1}"},
-        }
-        part = rows[:80] if split == "train" else rows[80:]
-        for file, line in lines.items():
-            header = ["\ufeffQuality\t#1 ID\t..."] if file.startswith(("MRPC", "SICK")) else []
-            write(folder / file, header + [line.format(*row) for row in part])
-        write(folder / f"SNLI/labels.{split}", [row[4].lower() for row in part])
-    return folder
 
 
 def test_the_readers_keep_sentevals_order_and_name_a_wrong_file(senteval, fails):

@@ -21,25 +21,6 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def wordnet(tmp_path):
-    """A small database of WordNet 3; "big" is also a noun that no text has."""
-    files = {
-        "data.noun": ["00000001 05 n 02 dog 0 domestic_dog 0", "00000002 05 n 02 dog 1 hound 0"],
-        "index.noun": ["big n 1 0 1 0 00000002", "dog n 2 2 @ ~ 2 1 00000001 00000002"],
-        "data.adj": ["00000001 00 a 02 big 0 large(p) 0 000 | of size"],
-        "index.adj": ["big a 1 0 1 1 00000001", "large a 1 0 1 1 00000001"],
-        "data.verb": ["00000001 30 v 01 run 0 000 00 | move"],
-        "index.verb": ["run v 1 0 1 1 00000001"],
-        "data.adv": ["00000001 02 r 01 soon 0 000 | in time"],
-        "index.adv": ["soon r 1 0 1 1 00000001"],
-    }
-    for name, lines in files.items():
-        text = "".join(f"{line}  \n" for line in ["  1 This software is provided to you", *lines])
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def masked_lm(models_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlm")
@@ -48,28 +29,6 @@ def masked_lm(models_folder, tmp_path_factory):
     transformers.BertForMaskedLM(config).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def translators(models_folder, tmp_path_factory):
-    """Two small random MarianMT models, and sentences. Marian's own tokenizer needs sentencepiece;
-    this one is BERT's, of words."""
-    root = tmp_path_factory.mktemp("translators")
-    (root / "train.txt").write_text("\n".join(demo_sentences(40)))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
-    options = dict(vocab_size=len(tokenizer), d_model=32, max_position_embeddings=300, init_std=1.0)
-    for side in ("encoder", "decoder"):
-        options |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
-    end = tokenizer.sep_token_id
-    options |= dict(pad_token_id=0, decoder_start_token_id=0, eos_token_id=end)
-    options |= dict(forced_eos_token_id=end, tie_word_embeddings=False, num_beams=4, max_length=512)
-    for seed, name in enumerate(("there", "back")):
-        torch.manual_seed(seed)
-        model = transformers.MarianMTModel(transformers.MarianConfig(**options))
-        model.final_logits_bias[0, end] = 9  # most translations end before their limit
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    return root
 
 
 def translate_command(folder, output):
