@@ -1,16 +1,19 @@
-"""Write a sentence encoder as an ONNX model for CPUs, in int8 or fp32, and measure what that costs.
+"""Write a sentence encoder as an ONNX model for CPUs, in 4, 8 or 32 bits, and measure the cost.
 
 MODEL is any folder that the other scripts read: transformer, pooling, dense heads and normalization
-go into OUTPUT/onnx/model_int8.onnx, or model.onnx with --precision fp32. Both take input_ids and
-attention_mask [N, L] and return sentence_embedding [N, D] and last_hidden_state [N, L, H]. ONNX
-Runtime runs them without torch and transformers; sentence-transformers' backend="onnx" reads the
-second output. A prompt that the folder states is not in the file: put it before each text.
+go into OUTPUT/onnx/model_int8.onnx (--bits 8), model_q4.onnx (4) or model.onnx (32). Each takes
+input_ids and attention_mask [N, L] and returns sentence_embedding [N, D] and last_hidden_state
+[N, L, H]. ONNX Runtime runs it without torch and transformers; sentence-transformers'
+backend="onnx" reads the second output. A prompt that the folder states is not in the file: put it
+before each text.
 
-int8: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
-activations while the model runs. With --pairs or --senteval, a table compares torch and ONNX
-Runtime: millions of parameters; megabytes of the file, or of what torch.save writes; Spearman x
-100; sentences per second, embedded one at a time without tokenization: the median of --rounds, in
-which the models take turns.
+8 bits: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
+activations while the model runs. 4 bits: ONNX Runtime's MatMulNBits and GatherBlockQuantized, with
+a scale for each group of --group-size weights; --layer-bits 8 leaves linear layers in 8 bits.
+
+With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of parameters;
+megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
+one at a time without tokenization: the median of --rounds, in which the models take turns.
 
 DistilFACE (arXiv:2401.12472): Table 4 has Sanh et al.'s seconds for STS-B on a CPU with batch size
 1; here, distinct texts divided by sentences per second. Table 5 has 435,650 (BERT), 265,489 and, in
@@ -19,7 +22,7 @@ they are the linear ones, by torch's quantize_dynamic(), as in the table's secon
 embeddings, torch". The fourth row has the same layers in int8, with one scale per output.
 
   python -m extras.quantize runs/ckd
-  python -m extras.quantize MODEL --pairs demo/test.tsv --output runs/int8
+  python -m extras.quantize MODEL --bits 4 --pairs demo/test.tsv --output runs/four-bits
   python -m extras.quantize MODEL --senteval senteval.tar --sets STS12,STS13,STS14,STS15,STS-B
 """
 
@@ -46,6 +49,9 @@ LINEAR = ["MatMul", "Gemm"]  # ONNX's operators of linear layers; Gather is that
 INPUTS = ["input_ids", "attention_mask"]
 OUTPUTS = ["sentence_embedding", "last_hidden_state"]
 ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
+ROWS |= dict(q4="4 bits", q4_8="4 bits, linear layers 8 bits")
+TORCH_ROWS = ("fp32, torch", "int8 but the embeddings, torch")
+FILES = {8: "model_int8.onnx", 4: "model_q4.onnx", 32: "model.onnx"}  # by --bits
 
 
 def export(encoder, embed, file):
@@ -66,6 +72,8 @@ def export(encoder, embed, file):
     model = program.model_proto
     # ONNX Runtime transposes the weights of dense heads, and fails where their shapes are stated.
     del model.graph.value_info[:]
+    for node in model.graph.node:
+        del node.metadata_props[:]  # which line of Python it comes from: half a megabyte
     onnx.save(model, file)
 
 
@@ -80,7 +88,20 @@ def onnx_model(file):
     return lambda *batch: session.run(OUTPUTS[:1], dict(zip(inputs, [x.numpy() for x in batch])))[0]
 
 
-def write_onnx(name, folder):
+def write_blockwise(source, file, operator, bits, group_size):
+    """Round the weights of an operator, "MatMul" or "Gather", with a scale per group of them."""
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    axes = (("MatMul", 0), ("Gather", 1))  # along an output's weights, along a token's embedding
+    options = dict(bits=bits, block_size=group_size, is_symmetric=True, quant_axes=axes)
+    options |= dict(op_types_to_quantize=(operator,), accuracy_level=4)  # 4: int8 activations
+    quantizer = MatMulNBitsQuantizer(onnx.load(source), **options)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(file))
+
+
+def write_onnx(name, folder, group_size=32):
     """Export a model -> (encoder, embed(), {part: file}), files in `folder`; part: of ROWS."""
     from onnxruntime.quantization import quantize_dynamic
 
@@ -92,6 +113,10 @@ def write_onnx(name, folder):
         for part, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
             options = dict(per_channel=True, op_types_to_quantize=operators)
             quantize_dynamic(files["fp32"], files[part], **options)
+        words = Path(folder, "words.onnx")
+        write_blockwise(files["fp32"], words, "Gather", 4, group_size)
+        for part, bits in (("q4", 4), ("q4_8", 8)):
+            write_blockwise(words, files[part], "MatMul", bits, group_size)
     return encoder, embed, files
 
 
@@ -99,7 +124,7 @@ def load_models(encoder, embed, files):
     """-> {row of the table: (megabytes, function of input_ids and attention_mask)}."""
     linear = torch.ao.quantization.quantize_dynamic(encoder, {torch.nn.Linear}, dtype=torch.qint8)
     models = {}
-    for row, model in {"fp32, torch": encoder, "int8 but the embeddings, torch": linear}.items():
+    for row, model in zip(TORCH_ROWS, (encoder, linear)):
         file = files["fp32"].with_suffix(".pt")
         torch.save(model.state_dict(), file)
         models[row] = (file.stat().st_size / 1e6, partial(embed, model))
@@ -137,11 +162,22 @@ def parse_args():
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")
-    add("--precision", choices=("int8", "fp32"), default="int8", help="(default: %(default)s)")
+    add(
+        "--bits",
+        type=int,
+        choices=sorted(FILES),
+        default=8,
+        help="of a weight (default: %(default)s)",
+    )
+    add("--layer-bits", type=int, choices=(4, 8), default=4, help="--bits 4: of linear layers")
+    sizes = dict(type=int, choices=(16, 32, 64, 128), default=32)
+    add("--group-size", **sizes, help="--bits 4: weights with a common scale (default: 32)")
     add_one = parser.add_mutually_exclusive_group().add_argument
     add_one("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: no table)")
     add_one("--senteval", help="instead: folder or tar file with the STS test sets")
     add("--sets", type=lambda text: text.split(","), help="of SentEval's, as in STS12,STS-B")
+    rows = 'rows of the table, as in "int8" "4 bits" (default: all)'
+    add("--rows", nargs="+", choices=(*TORCH_ROWS, *ROWS.values()), metavar="ROW", help=rows)
     add("--rounds", type=number(int, 1), default=5, help="of timing (default: %(default)s)")
     return parser.parse_args()
 
@@ -152,20 +188,21 @@ def main():
         raise UserError(f"packages are missing; pip install {' '.join(PACKAGES)}")
     if not args.output and not Path(args.model).is_dir():
         raise UserError(f"{args.model}: is no folder here; give --output, where the file goes")
-    name = "model_int8.onnx" if args.precision == "int8" else "model.onnx"
-    output = Path(args.output or args.model, "onnx", name)
+    output = Path(args.output or args.model, "onnx", FILES[args.bits])
+    part = {8: "int8", 4: "q4" if args.layer_bits == 4 else "q4_8", 32: "fp32"}[args.bits]
     sets = {"Spearman": read_scored_pairs(args.pairs)} if args.pairs else {}
     if args.senteval:
         sets = read_data(SimpleNamespace(**vars(args), translations=None, split="test"))
     warnings.simplefilter("ignore")  # of exporters about sound models, of what torch deprecates
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        encoder, embed, files = write_onnx(args.model, folder)
+        encoder, embed, files = write_onnx(args.model, folder, args.group_size)
         with replacing(output) as new:
-            shutil.copy(files[args.precision], new)
+            shutil.copy(files[part], new)
         note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
         if sets:
             models = load_models(encoder, embed, files)
+            models = {row: models[row] for row in args.rows or models}
             print(table(measure(encoder, models, sets, args.rounds)))
 
 

@@ -30,13 +30,14 @@ inputs = {{
     "input_ids": [row.ids for row in rows],
     "attention_mask": [row.attention_mask for row in rows],
 }}
-session = onnxruntime.InferenceSession("onnx/model_int8.onnx")
+session = onnxruntime.InferenceSession("onnx/{file}")
 embeddings = session.run(
     ["sentence_embedding"], {{name: numpy.array(value) for name, value in inputs.items()}}
 )[0]
 assert not {{"torch", "transformers"}} & {{*sys.modules}}
 numpy.save("embeddings.npy", embeddings)
 """
+BLOCKWISE = ("GatherBlockQuantized", "MatMulNBits")
 ENCODERS = [  # folder, pooling, its width
     ("roberta", "cls", 32),
     ("bert", "lasttoken", 32),
@@ -84,21 +85,69 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
     columns = ["model", "M parameters", "MB", "Spearman", "sentences/s"]
     assert [cell.strip() for cell in lines[0]] == columns
     rows = [[float(cell) for cell in line[2:]] for line in lines[2:]]
-    torch_row, torch_linear, fp32, linear, small = rows
+    torch_row, torch_linear, fp32, linear, small, four, mixed = rows
     sets = {"": common.read_scored_pairs(files / "dev.tsv")}
     score = common.spearman(embed, encoder, sets)[""]
     assert (torch_row[1], fp32[1]) == pytest.approx((score, score), abs=0.02)
     assert small[1] == pytest.approx(score, abs=3)
-    assert small[0] < linear[0] < fp32[0]
+    assert small[0] < linear[0] < fp32[0] and four[0] < mixed[0] < fp32[0]
     assert torch_linear[0] < torch_row[0]
     for tensor in onnx.load(int8).graph.initializer:  # every matrix of the encoder
         if len(tensor.dims) == 2 and min(tensor.dims) > 1:
             assert tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8), tensor.name
 
+    assert least_cosine(encoder, tmp_path, "model_int8.onnx") > 0.98
+
+
+def least_cosine(encoder, folder, file):
+    """Of the vectors that the README's code makes with a file, and the encoder's own."""
     texts = ["A boy runs.", "A man plays the guitar in a park, and two dogs run."]
-    subprocess.run([sys.executable, "-c", README.format(texts=texts)], cwd=tmp_path, check=True)
-    expected = common.encode(embed, encoder, texts)  # normalized
-    assert (np.load(tmp_path / "embeddings.npy") * expected).sum(axis=1).min() > 0.98
+    code = README.format(texts=texts, file=file)
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    vectors, expected = np.load(folder / "embeddings.npy"), common.encode(embed, encoder, texts)
+    return (vectors * expected).sum(axis=1).min()  # both are normalized
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_size, layer_bits", [(16, 4), (32, 8), (128, 4)])
+def test_four_bits_are_the_nearest_of_sixteen_multiples_of_a_group_s_scale(
+    models_folder, tmp_path, call_main, group_size, layer_bits
+):
+    encoder = common.load_encoder(models_folder / "wide", "mean").eval()  # 48 dimensions
+    encoder.normalize = True
+    common.save_encoder(encoder, tmp_path)
+    options = ("--group-size", group_size, "--layer-bits", layer_bits)
+    call_main(quantize, tmp_path, "--bits", 4, *options)
+    logging.disable(logging.NOTSET)
+    graph = onnx.load(tmp_path / "onnx" / "model_q4.onnx").graph
+    nodes = {kind: [node for node in graph.node if node.op_type == kind] for kind in BLOCKWISE}
+    assert [len(nodes[kind]) for kind in BLOCKWISE] == [3, 24]  # tables; six in each of four layers
+    bits = {
+        attribute.i
+        for node in nodes["MatMulNBits"]
+        for attribute in node.attribute
+        if attribute.name == "bits"
+    }
+    assert bits == {layer_bits}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    words = encoder.model.get_input_embeddings().weight.detach().numpy()
+    (node,) = [
+        node
+        for node in nodes["GatherBlockQuantized"]
+        if tuple(tensors[node.input[0]].dims) == words.shape
+    ]
+    packed = np.frombuffer(tensors[node.input[0]].raw_data, np.uint8)
+    levels = np.stack([packed & 15, packed >> 4], axis=1).astype(int)
+    levels = np.where(levels > 7, levels - 16, levels).reshape(words.shape)
+    scales = onnx.numpy_helper.to_array(tensors[node.input[2]])
+    for row in range(0, len(words), 50):
+        for column in range(words.shape[1]):
+            scale = scales[row, column // group_size]
+            choices = [scale * level for level in range(-8, 8)]
+            nearest = min(abs(words[row, column] - choice) for choice in choices)
+            error = abs(words[row, column] - scale * levels[row, column])
+            assert error <= nearest + 1e-6
+    assert least_cosine(encoder, tmp_path, "model_q4.onnx") > 0.9
 
 
 @pytest.mark.parametrize("folder, pooling, width", ENCODERS)
