@@ -46,6 +46,16 @@ ALIGN = (
     "python -m extras.align --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K "
     "--output runs/M-aligned"
 )
+ALIGN_WHOLE = (
+    "python -m extras.align --teacher $M --student $T --train $FIRST20K "
+    "--output runs/M-aligned-whole"
+)
+FAST = f"--student $T {STS} --precision bf16 --skip-test"
+CURVE = f"{FAST} --student-layers 1,4,5 --teacher"
+CURVE_M = f"{CURVE} runs/M-aligned-whole"
+K20, K50 = "--train $FIRST20K --eval-steps 105", "--train $FIRST50K --eval-steps 105"
+K182 = "--train $DATA/unlabeled.txt --eval-steps 500"
+BOTH = "python results/two_teachers.py runs/M-aligned-whole"
 NLI = (
     "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
     "--triplets $DATA/nli_triplets.csv --finetune-epochs 1 --finetune-lr 5e-5 "
@@ -182,13 +192,28 @@ RUNS = [  # page, name, seeds, command
     ),
     ("pairs", "DSE-M-stsb", ONE, f"{STSB} {STRONG}"),
     ("pairs", "DSE-M-mrpc", ONE, f"{MRPC} {STRONG}"),
+    ("larger-teacher", "M-aligned-whole", ONE, ALIGN_WHOLE),
+    ("larger-teacher", "three-M-KD-20k", ONE, f"{KD} {CURVE_M} {K20}"),
+    ("larger-teacher", "three-M-KD-50k", ONE, f"{KD} {CURVE_M} {K50}"),
+    ("larger-teacher", "three-M-KD-182k", ONE, f"{KD} {CURVE_M} {K182}"),
+    ("larger-teacher", "three-own-KD-182k", ONE, f"{KD} {CURVE} $T {K182}"),
+    ("larger-teacher", "three-M-CKD-20k", ONE, f"{CKD} 0.05 {CURVE_M} {K20}"),
+    ("larger-teacher", "three-M-CKD-50k", ONE, f"{CKD} 0.05 {CURVE_M} {K50}"),
+    ("larger-teacher", "three-M-CKD-182k", ONE, f"{CKD} 0.05 {CURVE_M} {K182}"),
+    ("larger-teacher", "three-both-0.5-20k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K20}"),
+    ("larger-teacher", "three-both-0.3-20k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K20}"),
+    ("larger-teacher", "three-both-0.5-50k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K50}"),
+    ("larger-teacher", "three-both-0.5-182k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K182}"),
+    ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K20}"),
+    ("larger-teacher", "six-M-KD-50k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K50}"),
+    ("larger-teacher", "six-M-KD-182k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K182}"),
 ]
 
 FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 PARTS |= dict(STSB_TEST="runs/sts-b-test.tsv")
-TRAINS = re.compile(r"python ((?!eval_)\w+\.py|-m extras\.baselines)")
+TRAINS = re.compile(r"python ((?!eval_)\w+\.py|results/two_teachers\.py|-m extras\.baselines)")
 
 
 def all_runs():
