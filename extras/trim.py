@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 
 from common import ArgumentParser, Tokens, UserError, load_encoder, number, one_line_errors
-from common import read_sentences, run_main, save_encoder
+from common import read_sentences, run_main, save_encoder, table
 
 
 def read_vocabulary(tokenizer):
@@ -86,11 +86,11 @@ def cut_model(model, new):
             setattr(model.config, key, new[value])
 
 
-def describe(encoder, ids, sentences):
-    """A line on the encoder's size. ids: of all tokens of the sentences."""
+def row(encoder, ids, sentences):
+    """A row of the table. ids: of all tokens of the sentences."""
     size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
-    count = encoder.model.config.vocab_size
-    return f"{count} tokens, {size:.1f} MB, {len(ids) / len(sentences):.2f} tokens a sentence"
+    known = encoder.model.config.vocab_size
+    return {"tokens": known, "MB, fp32": size, "tokens per sentence": len(ids) / len(sentences)}
 
 
 def main():
@@ -106,7 +106,7 @@ def main():
     sentences = read_sentences(args.train)
     encoder = load_encoder(args.model)
     ids = Tokens(encoder, sentences).ids
-    print(f"before: {describe(encoder, ids, sentences)}")
+    rows = {"before": row(encoder, ids, sentences)}
     with one_line_errors(args.model, "see --help"):
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
         tokens = read_vocabulary(tokenizer)
@@ -117,8 +117,9 @@ def main():
     save_encoder(encoder, args.output)
     Path(args.output, "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     encoder = load_encoder(args.output)
-    print(f"after: {describe(encoder, Tokens(encoder, sentences).ids, sentences)}")
-    print(f"{100 * counts[list(new)].sum() / len(ids):.1f} % of the sentences' tokens stay whole")
+    rows["after"] = row(encoder, Tokens(encoder, sentences).ids, sentences)
+    rows["after"]["% that stay whole"] = 100 * counts[list(new)].sum() / len(ids)
+    print(table(rows))
 
 
 if __name__ == "__main__":

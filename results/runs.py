@@ -56,6 +56,7 @@ CURVE_M = f"{CURVE} runs/M-aligned-whole"
 K20, K50 = "--train $FIRST20K --eval-steps 105", "--train $FIRST50K --eval-steps 105"
 K182 = "--train $DATA/unlabeled.txt --eval-steps 500"
 BOTH = "python results/two_teachers.py runs/M-aligned-whole"
+TRIM = "python -m extras.trim $T --train $DATA/unlabeled.txt"
 NLI = (
     "python ckd.py --stage finetune --student runs/KD-three-layers --dropout 0 --eval-steps 10 "
     "--triplets $DATA/nli_triplets.csv --finetune-epochs 1 --finetune-lr 5e-5 "
@@ -69,6 +70,7 @@ SIMCSE = (
     f"--temperature 0.2 --batch-size 64 {SORTED} --senteval $DATA/senteval --train"
 )
 KD = "python ckd.py --objective kd"
+FEW = f"{KD} {MORE} --skip-test --student runs/tokens"  # that are kept
 CKD = "python ckd.py --queue-size 16384 --temperature"
 IBKD = "python ibkd.py --stage distill --temperature"
 DSE = f"python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4 {SORTED} --task"
@@ -207,6 +209,14 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K20}"),
     ("larger-teacher", "six-M-KD-50k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K50}"),
     ("larger-teacher", "six-M-KD-182k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K182}"),
+    ("how-many-megabytes", "tokens-20k", ONE, f"{TRIM} --tokens 20000 --output runs/tokens-20k"),
+    ("how-many-megabytes", "tokens-12k", ONE, f"{TRIM} --tokens 12000 --output runs/tokens-12k"),
+    ("how-many-megabytes", "three-20k", ONE, f"{FEW}-20k --student-layers 1,4,5"),
+    ("how-many-megabytes", "three-12k", ONE, f"{FEW}-12k --student-layers 1,4,5"),
+    ("how-many-megabytes", "two-20k", ONE, f"{FEW}-20k --student-layers 0,5"),
+    ("how-many-megabytes", "two-12k", ONE, f"{FEW}-12k --student-layers 0,5"),
+    ("how-many-megabytes", "one-20k", ONE, f"{FEW}-20k --student-layers 5"),
+    ("how-many-megabytes", "one-12k", ONE, f"{FEW}-12k --student-layers 5"),
 ]
 
 FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
