@@ -713,7 +713,7 @@ class Run:
         self.bar.close()
         if best_step == 0:
             problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
-            note(f"{problem}; try another learning rate, or more data")
+            note(f"{problem}; {reason_for_failure(self.stage, self.lines)}")
         for name, row in scores.items():
             self.scores[f"{name} (step {best_step} of {step})"] = row
         self.finished.append(self.stage)
@@ -766,6 +766,31 @@ class Run:
         if RANK == 0:
             with open(self.folder / "metrics.jsonl", "a") as file:
                 file.write(self.lines[-1])
+
+
+def reason_for_failure(stage, lines):
+    """What the log of a stage without a better dev score shows -> a text for people.
+
+    lines: of metrics.jsonl. The failed runs behind the rules are in docs/engineering.md.
+    """
+    rows = [row for row in map(json.loads, lines) if row["stage"] == stage]
+    dev = [row["dev"] for row in rows if "dev" in row]  # the first is before training
+    # Among the keys of a memory bank, guessing has the loss log(bank), which grows with the bank.
+    losses = [(row["loss"], max(row.get("bank", 0), math.e)) for row in rows if "loss" in row]
+    losses = [loss / math.log(bank) for loss, bank in losses]
+    half = len(losses) // 2
+    if half == 0:
+        return f"too few steps to say why: the log has a line every {LOG_STEPS}"
+    if np.mean(losses[half:]) > 0.95 * np.mean(losses[:half]):
+        return "the loss did not fall: try a smaller learning rate"
+    fall = dev[0] - min(dev)
+    if fall < 5:  # points
+        return "the loss fell, dev hardly changed: try training data nearer to the dev pairs"
+    if stage == "distill":
+        advice = "are the teacher's embeddings unrelated to the student's? Try extras.align, or CKD"
+    else:
+        advice = "try a smaller learning rate"
+    return f"the loss fell, and so did dev, by up to {fall:.1f} points: {advice}"
 
 
 CHANGED = {

@@ -55,6 +55,12 @@ PARTS = {  # part: with it, without it
     "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
     "KD: dropout of 0.1": ("KD-dropout", "KD"),
 }
+DEPTHS = {"three": "three (1,4,5)", "two": "two (0,5)", "one": "one (5)"}
+TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
+STUDENTS = {"three": "layers-1-4-5-50k", "two": "layers-0-5-50k-0", "one": "layer-5-50k-0"}
+TEACHERS = {  # of the curve: student and teacher, {sentences: run}
+    "three layers, own teacher": {20_000: "layers-1-4-5", 50_000: "layers-1-4-5-50k"},
+}
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
 
@@ -160,6 +166,40 @@ def sizes():
         rows.append([title, *megabytes, *scores, *speeds, minutes])
     header = ["layers", "MB, fp32", "MB, int8", "STS average", "STS-B dev"]
     header += ["speed, torch", "ONNX Runtime", "int8", "training"]
+    return markdown(header, rows)
+
+
+def compressed():
+    """The files of how-many-megabytes.md -> {(depth, tokens, row of quantize.py): numbers}."""
+    found = {}
+    for tokens in TOKENS:
+        for depth, run in STUDENTS.items():
+            name = f"{depth}{tokens}"
+            folder = f"runs/{name if tokens else run}"
+            scores = {"fp32, ONNX Runtime": RUNS["fp32"][folder], **RUNS[f"sts-{name}"]}
+            searched = {"fp32, ONNX Runtime": "qnli", "4 bits": "qnli-4-bits"}
+            for bits, row in RUNS[f"dev-{name}"].items():
+                numbers = dict(mb=row["MB"], dev=row["Spearman"], speed=row["sentences/s"])
+                if bits in scores:
+                    numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
+                    numbers["search"] = RUNS[searched[bits]][folder]["MRR@10"]
+                found[depth, tokens, bits] = numbers
+    return found
+
+
+def megabytes():
+    """Megabytes, scores and speed by layers, tokens and bits."""
+    found = compressed()
+    slowest = found["three", "", "fp32, ONNX Runtime"]["speed"]
+    rows = []
+    for (depth, tokens, bits), numbers in found.items():
+        cells = [
+            f"{numbers[key]:.2f}" if key in numbers else "" for key in ("avg", "dev", "search")
+        ]
+        speed = "" if tokens else f"{numbers['speed'] / slowest:.1f}"
+        weights = bits.split(",")[0]
+        rows.append([DEPTHS[depth], TOKENS[tokens], weights, f"{numbers['mb']:.1f}", *cells, speed])
+    header = ["layers", "tokens", "weights", "MB", "avg", "STS-B dev", "QNLI MRR@10", "speed"]
     return markdown(header, rows)
 
 

@@ -32,7 +32,7 @@ THREE, ONE = (0, 1, 2), (0,)  # seeds
 
 # $T and $M are the teachers, $DATA the folder of the data; $FIRST5K, $FIRST20K, $FIRST50K its first
 # sentences, $EN_DE_TEST the last 1,000 lines of its translations, $EN_DE the others;
-# $STSB_TEST: STS-B's test set as scored pairs.
+# $STSB_DEV, $STSB_TEST: STS-B's dev and test sets as scored pairs.
 T = "sentence-transformers/all-MiniLM-L6-v2"
 M = "sentence-transformers/all-mpnet-base-v2"
 SORTED = "--group-by-length"  # as in all measured runs
@@ -85,6 +85,20 @@ STAGE_1 = "--epochs 5 --batch-size 64 --lr 4e-4 --temperature 0.2 --eval-steps 1
 STAGE_2 = (
     "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
 )
+
+# Students of how-many-megabytes: layers and tokens, and their folders.
+FILES = {"three": "runs/layers-1-4-5-50k", "two": "runs/layers-0-5-50k-0"}
+FILES |= {"one": "runs/layer-5-50k-0"}
+FILES |= {
+    f"{depth}-{tokens}": f"runs/{depth}-{tokens}"
+    for tokens in ("20k", "12k")
+    for depth in ("three", "two", "one")
+}
+FOLDERS = " ".join(FILES.values())
+BLOCKS = "python -m extras.quantize --bits 4 --group-size 64 --rows"
+SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_DEV"
+TESTED = f"{BLOCKS} '4 bits' --rounds 1 --senteval $DATA/senteval"
+QNLI = "--beir $DATA/retrieval/qnli"
 
 # A run of one seed has the bare name; seeds 1 and 2 that came later have a row of their own.
 RUNS = [  # page, name, seeds, command
@@ -217,12 +231,24 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "two-12k", ONE, f"{FEW}-12k --student-layers 0,5"),
     ("how-many-megabytes", "one-20k", ONE, f"{FEW}-20k --student-layers 5"),
     ("how-many-megabytes", "one-12k", ONE, f"{FEW}-12k --student-layers 5"),
+    ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
+    ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
+    *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
+    *[("how-many-megabytes", f"sts-{name}", ONE, f"{TESTED} {run}") for name, run in FILES.items()],
+    ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FOLDERS} --senteval $DATA/senteval"),
+    ("how-many-megabytes", "qnli", ONE, f"python eval_retrieval.py $T {FOLDERS} {QNLI}"),
+    (
+        "how-many-megabytes",
+        "qnli-4-bits",
+        ONE,
+        f"python results/onnx_scores.py model_q4.onnx eval_retrieval {FOLDERS} {QNLI}",
+    ),
 ]
 
 FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
-PARTS |= dict(STSB_TEST="runs/sts-b-test.tsv")
+PARTS |= dict(STSB_DEV="runs/sts-b-dev.tsv", STSB_TEST="runs/sts-b-test.tsv")
 TRAINS = re.compile(r"python ((?!eval_)\w+\.py|results/two_teachers\.py|-m extras\.baselines)")
 
 
@@ -252,11 +278,11 @@ def write_parts(data):
     translations = read_lines(f"{data}/pairs.en-de.tsv")
     write_lines(PARTS["EN_DE"], translations[:-1000])
     write_lines(PARTS["EN_DE_TEST"], translations[-1000:])
-    (stsb,) = Path(data).rglob("STSBenchmark/sts-test.csv")
-    fields = [line.rstrip(b"\r\n").split(b"\t") for line in read_lines(stsb)]
-    write_lines(
-        PARTS["STSB_TEST"], [b"\t".join([row[5], row[6], row[4]]) + b"\n" for row in fields]
-    )
+    (stsb,) = Path(data).rglob("STSBenchmark")
+    for split in ("dev", "test"):
+        rows = [line.rstrip(b"\r\n").split(b"\t") for line in read_lines(stsb / f"sts-{split}.csv")]
+        pairs = [b"\t".join([row[5], row[6], row[4]]) + b"\n" for row in rows]
+        write_lines(PARTS[f"STSB_{split.upper()}"], pairs)
 
 
 def read_lines(path):

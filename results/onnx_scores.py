@@ -1,0 +1,35 @@
+"""A scoring script, with ONNX Runtime in the place of torch.
+
+  python results/onnx_scores.py FILE eval_retrieval MODEL ... [options of the script]
+  python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/small --tasks CR
+
+Each MODEL, a folder, is scored by its onnx/FILE, which extras/quantize.py has written.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import load_encoder, run_main
+from extras.quantize import onnx_model
+
+
+def embed(encoder, input_ids, attention_mask):
+    return torch.from_numpy(encoder.run(input_ids, attention_mask))
+
+
+def load_file(name, *args, **kwargs):
+    encoder = load_encoder(name, *args, **kwargs)
+    encoder.run = onnx_model(Path(name, "onnx", FILE))
+    return encoder
+
+
+if __name__ == "__main__":
+    _, FILE, module, *sys.argv[1:] = sys.argv
+    script = importlib.import_module(module)
+    script.embed, script.load_encoder = embed, load_file  # of eval_retrieval
+    script.load = lambda *args, **kwargs: (load_file(*args, **kwargs), embed)  # of the others
+    run_main(script.main)
