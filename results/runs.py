@@ -71,6 +71,12 @@ SIMCSE = (
 )
 KD = "python ckd.py --objective kd"
 FEW = f"{KD} {MORE} --skip-test --student runs/tokens"  # that are kept
+RARE = (
+    "python results/split_words.py rare $T runs/tokens-12k $DATA/unlabeled.txt 50000 "
+    "runs/rare50k.txt"
+)
+RARE_KD = f"{FEW}-12k --train runs/rare50k.txt"
+SPLIT_KD = f"{FEW}-12k".replace("ckd.py", "results/split_words.py train runs/tokens-4k")
 CKD = "python ckd.py --queue-size 16384 --temperature"
 IBKD = "python ibkd.py --stage distill --temperature"
 DSE = f"python dse.py --glue $DATA/glue --epochs 3 --lr 1e-4 {SORTED} --task"
@@ -231,6 +237,12 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "two-12k", ONE, f"{FEW}-12k --student-layers 0,5"),
     ("how-many-megabytes", "one-20k", ONE, f"{FEW}-20k --student-layers 5"),
     ("how-many-megabytes", "one-12k", ONE, f"{FEW}-12k --student-layers 5"),
+    ("how-many-megabytes", "tokens-4k", ONE, f"{TRIM} --tokens 4000 --output runs/tokens-4k"),
+    ("how-many-megabytes", "rare", ONE, RARE),
+    ("how-many-megabytes", "one-12k-rare", ONE, f"{RARE_KD} --student-layers 5"),
+    ("how-many-megabytes", "one-12k-split", ONE, f"{SPLIT_KD} --student-layers 5"),
+    ("how-many-megabytes", "one-12k-182k", ONE, f"{FEW}-12k --student-layers 5 {K182}"),
+    ("how-many-megabytes", "two-12k-182k", ONE, f"{FEW}-12k --student-layers 0,5 {K182}"),
     ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
     ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
     *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
@@ -249,7 +261,9 @@ FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 PARTS |= dict(STSB_DEV="runs/sts-b-dev.tsv", STSB_TEST="runs/sts-b-test.tsv")
-TRAINS = re.compile(r"python ((?!eval_)\w+\.py|results/two_teachers\.py|-m extras\.baselines)")
+TRAINS = re.compile(
+    r"python ((?!eval_)\w+\.py|results/(two_teachers\.py|split_words\.py train)|-m extras\.baselines)"
+)
 
 
 def all_runs():
