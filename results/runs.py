@@ -241,8 +241,18 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "rare", ONE, RARE),
     ("how-many-megabytes", "one-12k-rare", ONE, f"{RARE_KD} --student-layers 5"),
     ("how-many-megabytes", "one-12k-split", ONE, f"{SPLIT_KD} --student-layers 5"),
-    ("how-many-megabytes", "one-12k-182k", ONE, f"{FEW}-12k --student-layers 5 {K182}"),
-    ("how-many-megabytes", "two-12k-182k", ONE, f"{FEW}-12k --student-layers 0,5 {K182}"),
+    (
+        "how-many-megabytes",
+        "one-12k-182k",
+        ONE,
+        f"{FEW}-12k --student-layers 5 {K182} --precision bf16",
+    ),
+    (
+        "how-many-megabytes",
+        "two-12k-182k",
+        ONE,
+        f"{FEW}-12k --student-layers 0,5 {K182} --precision bf16",
+    ),
     ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
     ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
     *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
@@ -261,9 +271,8 @@ FIRST = dict(FIRST5K=5_000, FIRST20K=20_000, FIRST50K=50_000)
 PARTS = {name: f"runs/{name.lower()}.txt" for name in FIRST}
 PARTS |= dict(EN_DE="runs/train.en-de.tsv", EN_DE_TEST="runs/test.en-de.tsv")
 PARTS |= dict(STSB_DEV="runs/sts-b-dev.tsv", STSB_TEST="runs/sts-b-test.tsv")
-TRAINS = re.compile(
-    r"python ((?!eval_)\w+\.py|results/(two_teachers\.py|split_words\.py train)|-m extras\.baselines)"
-)
+TRAINED_BY = r"(?!eval_)\w+\.py|results/(two_teachers|split_words)\.py (?!rare)"
+TRAINS = re.compile(rf"python ({TRAINED_BY}|-m extras\.baselines)")
 
 
 def all_runs():
