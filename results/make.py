@@ -57,9 +57,22 @@ PARTS = {  # part: with it, without it
 }
 DEPTHS = {"three": "three (1,4,5)", "two": "two (0,5)", "one": "one (5)"}
 TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
+TOKENS |= {"-17k": "17,000, of 182,049 sentences"}
 STUDENTS = {"three": "layers-1-4-5-50k", "two": "layers-0-5-50k-0", "one": "layer-5-50k-0"}
-TEACHERS = {  # of the curve: student and teacher, {sentences: run}
-    "three layers, own teacher": {20_000: "layers-1-4-5", 50_000: "layers-1-4-5-50k"},
+CURVE = {  # student, teacher, loss: {sentences: run}
+    "three layers, its own model, KD": {
+        20_000: "layers-1-4-5",
+        50_000: "layers-1-4-5-50k",
+        182_049: "three-own-KD-182k",
+    },
+    "three layers, both teachers, KD": {20_000: "three-both-0.3-20k"},
+    "three layers, the larger one, KD": {
+        20_000: "three-M-KD-20k",
+        50_000: "three-M-KD-50k",
+        182_049: "three-M-KD-182k",
+    },
+    "three layers, the larger one, CKD": {20_000: "three-M-CKD-20k"},
+    "six layers, the larger one, KD": {20_000: "six-M-KD-20k", 50_000: "six-M-KD-50k"},
 }
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
@@ -141,6 +154,25 @@ def larger_teacher():
     return methods("M-", FAR_ROWS, {name: RUNS[run]["teacher"] for name, run in runs.items()})
 
 
+def curve_scores(run):
+    """The final row of a run of CURVE, whose averages have a line of their own; None without it."""
+    if run not in RUNS:
+        return None
+    row = last_row(RUNS[run])
+    return row | RUNS["curve"].get(f"runs/{run}", {}) if "avg" not in row else row
+
+
+def curve():
+    """STS average, and dev in brackets, of a larger teacher's students by number of sentences."""
+    amounts = list(CURVE["three layers, its own model, KD"])
+    rows = []
+    for title, runs in CURVE.items():
+        found = [curve_scores(runs.get(amount)) for amount in amounts]
+        cells = [f"{row['avg']:.2f} ({row['dev']:.2f})" if row else "" for row in found]
+        rows.append([title, *cells])
+    return markdown(["student, teacher, loss", *[f"{amount:,}" for amount in amounts]], rows)
+
+
 def how_small():
     """The teacher and the students of SIZES, in this order."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
@@ -175,6 +207,8 @@ def compressed():
     for tokens in TOKENS:
         for depth, run in STUDENTS.items():
             name = f"{depth}{tokens}"
+            if f"dev-{name}" not in RUNS:
+                continue
             folder = f"runs/{name if tokens else run}"
             scores = {"fp32, ONNX Runtime": RUNS["fp32"][folder], **RUNS[f"sts-{name}"]}
             searched = {"fp32, ONNX Runtime": "qnli", "4 bits": "qnli-4-bits"}
@@ -313,6 +347,8 @@ def speed():
 TABLES = {
     "own-teacher": own_teacher,
     "larger-teacher": larger_teacher,
+    "curve": curve,
+    "megabytes": megabytes,
     "sizes": sizes,
     "how-small": how_small,
     "how-much-data": how_much_data,
@@ -349,6 +385,8 @@ def draw():
     draw_speed(plt)
     draw_alignment(plt)
     draw_amounts(plt)
+    draw_curve(plt)
+    draw_megabytes(plt)
 
 
 def save(figure, name):
@@ -399,6 +437,43 @@ def draw_alignment(plt):
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2, frameon=False)
     axes.grid(axis="x", visible=False)
     save(figure, "alignment")
+
+
+def draw_curve(plt):
+    """STS average of the students of larger-teacher.md against the number of sentences."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for (title, runs), mark in zip(CURVE.items(), "os^vD"):
+        found = {amount: curve_scores(run) for amount, run in runs.items()}
+        found = {amount: row["avg"] for amount, row in found.items() if row}
+        axes.plot(list(found), list(found.values()), mark + "-", label=title)
+    amounts = list(CURVE["three layers, its own model, KD"])
+    axes.axhline(80.74, ls="--", color="black", label="the larger teacher, aligned")
+    axes.set_xscale("log")
+    axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
+    axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
+    axes.minorticks_off()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, frameon=False)
+    save(figure, "curve")
+
+
+def draw_megabytes(plt):
+    """STS average of the files of how-many-megabytes.md against their megabytes."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    found = compressed()
+    for bits, line in (("fp32, ONNX Runtime", "-"), ("4 bits", "--")):
+        for tokens, mark in zip(TOKENS, "os^*"):
+            points = [found[key] for key in found if key[1:] == (tokens, bits)]
+            label = f"{TOKENS[tokens]} tokens, {bits.split(',')[0]}"
+            sizes, scores = zip(*[(point["mb"], point["avg"]) for point in points])
+            axes.plot(sizes, scores, mark + line, label=label)
+    axes.axhline(78.87, ls=":", color="black", label="the teacher, 91 MB")
+    axes.set_xscale("log")
+    ticks = (4, 6, 8, 10, 20, 40, 70)
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.set(xlabel="megabytes of the file", ylabel="Spearman x 100, mean of 7 sets")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, frameon=False)
+    save(figure, "megabytes")
 
 
 def draw_amounts(plt):

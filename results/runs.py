@@ -92,6 +92,13 @@ STAGE_2 = (
     "--finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 --eval-steps 54 --dropout 0.1"
 )
 
+# Students of larger teachers that were trained with --skip-test.
+NAMES = ("KD-20k", "KD-50k", "KD-182k", "CKD-20k")
+STUDENTS = " ".join(
+    [f"runs/three-M-{name}" for name in NAMES]
+    + ["runs/three-own-KD-182k", "runs/three-both-0.3-20k", "runs/three-both-0.5-20k"]
+    + ["runs/six-M-KD-20k", "runs/six-M-KD-50k"]
+)
 # Students of how-many-megabytes: layers and tokens, and their folders.
 FILES = {"three": "runs/layers-1-4-5-50k", "two": "runs/layers-0-5-50k-0"}
 FILES |= {"one": "runs/layer-5-50k-0"}
@@ -100,6 +107,7 @@ FILES |= {
     for tokens in ("20k", "12k")
     for depth in ("three", "two", "one")
 }
+FILES |= {"one-17k": "runs/one-17k"}
 FOLDERS = " ".join(FILES.values())
 BLOCKS = "python -m extras.quantize --bits 4 --group-size 64 --rows"
 SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_DEV"
@@ -229,6 +237,7 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K20}"),
     ("larger-teacher", "six-M-KD-50k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K50}"),
     ("larger-teacher", "six-M-KD-182k", ONE, f"{KD} {FAST} --teacher runs/M-aligned-whole {K182}"),
+    ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} --senteval $DATA/senteval"),
     ("how-many-megabytes", "tokens-20k", ONE, f"{TRIM} --tokens 20000 --output runs/tokens-20k"),
     ("how-many-megabytes", "tokens-12k", ONE, f"{TRIM} --tokens 12000 --output runs/tokens-12k"),
     ("how-many-megabytes", "three-20k", ONE, f"{FEW}-20k --student-layers 1,4,5"),
@@ -241,18 +250,8 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "rare", ONE, RARE),
     ("how-many-megabytes", "one-12k-rare", ONE, f"{RARE_KD} --student-layers 5"),
     ("how-many-megabytes", "one-12k-split", ONE, f"{SPLIT_KD} --student-layers 5"),
-    (
-        "how-many-megabytes",
-        "one-12k-182k",
-        ONE,
-        f"{FEW}-12k --student-layers 5 {K182} --precision bf16",
-    ),
-    (
-        "how-many-megabytes",
-        "two-12k-182k",
-        ONE,
-        f"{FEW}-12k --student-layers 0,5 {K182} --precision bf16",
-    ),
+    ("how-many-megabytes", "tokens-17k", ONE, f"{TRIM} --tokens 17000 --output runs/tokens-17k"),
+    ("how-many-megabytes", "one-17k", ONE, f"{FEW}-17k --student-layers 5 {K182} --precision bf16"),
     ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
     ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
     *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
