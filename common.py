@@ -769,27 +769,29 @@ class Run:
 
 
 def reason_for_failure(stage, lines):
-    """What the log of a stage without a better dev score shows -> a text for people.
+    """Explain, from its log, why a stage did not improve the dev score.
 
-    lines: of metrics.jsonl. The failed runs behind the rules are in docs/engineering.md.
+    lines: of metrics.jsonl. docs/engineering.md has the failed runs that the rules are based on.
     """
     rows = [row for row in map(json.loads, lines) if row["stage"] == stage]
     dev = [row["dev"] for row in rows if "dev" in row]  # the first is before training
-    # Among the keys of a memory bank, guessing has the loss log(bank), which grows with the bank.
-    losses = [(row["loss"], max(row.get("bank", 0), math.e)) for row in rows if "loss" in row]
-    losses = [loss / math.log(bank) for loss, bank in losses]
+    rows = [row for row in rows if "loss" in row]
+    # A loss grows with the memory bank, as log(bank) if the student guesses among its keys.
+    has_bank = any(row.get("bank") for row in rows)
+    rows = [row for row in rows if row.get("bank") or not has_bank]
+    losses = [row["loss"] / math.log(row["bank"] if has_bank else math.e) for row in rows]
     half = len(losses) // 2
     if half == 0:
-        return f"too few steps to say why: the log has a line every {LOG_STEPS}"
-    if np.mean(losses[half:]) > 0.95 * np.mean(losses[:half]):
-        return "the loss did not fall: try a smaller learning rate"
+        return f"too few steps to say why: the log has one line per {LOG_STEPS} steps"
     fall = dev[0] - min(dev)
-    if fall < 5:  # points
-        return "the loss fell, dev hardly changed: try training data nearer to the dev pairs"
+    if np.mean(losses[half:]) > 0.9 * np.mean(losses[:half]):
+        size = "smaller" if fall > 1 else "larger"  # points
+        return f"the loss did not fall: try a {size} learning rate"
+    if fall < 5:
+        return "the loss fell, but dev hardly changed: try training data nearer to the dev pairs"
+    advice = "try a smaller learning rate"
     if stage == "distill":
-        advice = "are the teacher's embeddings unrelated to the student's? Try extras.align, or CKD"
-    else:
-        advice = "try a smaller learning rate"
+        advice += " or, for a teacher of another model family, extras.align"
     return f"the loss fell, and so did dev, by up to {fall:.1f} points: {advice}"
 
 

@@ -1,14 +1,16 @@
 """Cut a model's word embeddings to the N tokens that your sentences use most.
 
-Worth it where they are most of the model: a multilingual one has 250,000 tokens, four fifths of its
-weights. No vector changes. A word that is no longer one token becomes several, so texts of another
-kind than FILE lose most (results/how-many-megabytes.md).
+Use it where word embeddings are most of the model: in multilingual-e5-small, with 250,000 tokens,
+they are four fifths of the weights. Embeddings of kept tokens do not change. A removed word is
+split into several tokens, which changes the vectors of its sentences; texts unlike FILE are
+affected most (results/how-many-megabytes.md).
 
-    kept: special and added tokens; single characters, as the first of a word and inside it; tokens
+    kept: special and added tokens, those of prompts, single characters and bytes, tokens
     with a character that is not itself a token; and, up to N in all, the most frequent in FILE
 
-So every text that could be written before still can. WordPiece (BERT, MPNet) and Unigram (XLM-R,
-multilingual E5) can be cut; BPE cannot, since its tokens are merges of other tokens.
+So a text can still be written; the exception is WordPiece with a character that is no token inside
+words, as it takes the longest token first. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual
+E5) can be cut. BPE is not supported: its tokens are merges of other tokens.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
   python ckd.py --objective kd --teacher my-encoder --student runs/trimmed --student-layers 1,4,5
@@ -20,24 +22,27 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from common import ArgumentParser, Tokens, UserError, load_encoder, number, one_line_errors
-from common import read_sentences, run_main, save_encoder, table
+from common import POOLINGS, ArgumentParser, Tokens, UserError, number, one_line_errors, run_main
+from common import load_encoder, read_sentences, replacing, save_encoder, table
 
 
 def read_vocabulary(tokenizer):
-    """tokenizer: that of tokenizer.json -> its tokens in the order of their ids. ValueError."""
+    """tokenizer: the content of tokenizer.json -> {id: token}. Raises ValueError."""
     kind, vocabulary = tokenizer["model"]["type"], tokenizer["model"]["vocab"]
     if kind == "WordPiece":
-        return sorted(vocabulary, key=vocabulary.get)
+        return {i: token for token, i in vocabulary.items()}
     if kind == "Unigram":
-        return [token for token, _ in vocabulary]
+        return {i: token for i, (token, _) in enumerate(vocabulary)}
     raise ValueError(f"its tokenizer is {kind}; only WordPiece and Unigram can be cut")
 
 
 def needed(tokens, prefix):
-    """Yield the ids without which some text could not be written. prefix: of a token in a word."""
-    known = set(tokens)
-    for i, token in enumerate(tokens):
+    """Yield the ids without which some text could not be written.
+
+    tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram.
+    """
+    known = set(tokens.values())
+    for i, token in tokens.items():
         inside = prefix and token.startswith(prefix) and token != prefix
         first = prefix if inside else ""
         text = token.removeprefix(first)
@@ -47,13 +52,15 @@ def needed(tokens, prefix):
             yield i
 
 
-def choose(tokenizer, tokens, counts, amount):
+def choose(encoder, tokenizer, tokens, counts, amount):
     """-> {old id: new id}, in the old order. counts: of ids in the sentences. ValueError."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
+    kept.update(encoder.tokenizer.all_special_ids)
+    kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     kept.update(needed(tokens, tokenizer["model"].get("continuing_subword_prefix", "")))
     if amount < len(kept):
-        raise ValueError(f"special tokens and characters alone are {len(kept)}; raise --tokens")
-    frequent = [i for i in np.argsort(-counts, kind="stable")[: len(tokens)] if i not in kept]
+        raise ValueError(f"--tokens {amount} is too few: the tokens that must stay are {len(kept)}")
+    frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
     kept.update(frequent[: amount - len(kept)])
     return {int(old): new for new, old in enumerate(sorted(kept))}
 
@@ -61,19 +68,20 @@ def choose(tokenizer, tokens, counts, amount):
 def cut_tokenizer(tokenizer, tokens, new):
     """Keep the ids of `new`, {old id: new id}: in vocabulary, added tokens, template. In place."""
     model = tokenizer["model"]
-    template = tokenizer["post_processor"] or {}
     if model["type"] == "WordPiece":
-        model["vocab"] = {tokens[old]: new[old] for old in new if old < len(tokens)}
+        model["vocab"] = {tokens[old]: new[old] for old in new if old in tokens}
     else:
-        model["vocab"] = [model["vocab"][old] for old in new if old < len(tokens)]
+        model["vocab"] = [model["vocab"][old] for old in new if old in tokens]
         model["unk_id"] = new.get(model["unk_id"])
     for token in tokenizer["added_tokens"]:
         token["id"] = new[token["id"]]
-    for special in template.get("special_tokens", {}).values():
-        special["ids"] = [new[old] for old in special["ids"]]
-    for name in {"cls", "sep"} & template.keys():  # of older templates: [token, id]
-        template[name][1] = new[template[name][1]]
-    tokenizer["padding"] = tokenizer["truncation"] = None  # the scripts state their own
+    template = tokenizer["post_processor"] or {}
+    for part in (template, *template.get("processors", [])):
+        for special in part.get("special_tokens", {}).values():
+            special["ids"] = [new[old] for old in special["ids"]]
+        for name in {"cls", "sep"} & part.keys():  # of older templates: [token, id]
+            part[name][1] = new[part[name][1]]
+    tokenizer["padding"] = tokenizer["truncation"] = None  # each script sets its own
 
 
 def cut_model(model, new):
@@ -82,8 +90,8 @@ def cut_model(model, new):
     embeddings.weight = nn.Parameter(embeddings.weight.detach()[list(new)])
     embeddings.num_embeddings = model.config.vocab_size = len(new)
     for key, value in model.config.to_dict().items():
-        if key.endswith("_token_id") and value in new:
-            setattr(model.config, key, new[value])
+        if key.endswith("_token_id") and isinstance(value, int):
+            setattr(model.config, key, new.get(value))
 
 
 def row(encoder, ids, sentences):
@@ -98,27 +106,30 @@ def main():
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
-    add("--tokens", metavar="N", required=True, type=number(int, 1), help="how many are kept")
+    add(
+        "--tokens", metavar="N", required=True, type=number(int, 1), help="number of tokens to keep"
+    )
     add("--output", required=True, help="a new folder")
+    add("--pooling", choices=POOLINGS, help="of a folder that states none (default: mean)")
     args = parser.parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(args.train)
-    encoder = load_encoder(args.model)
-    ids = Tokens(encoder, sentences).ids
-    rows = {"before": row(encoder, ids, sentences)}
-    with one_line_errors(args.model, "see --help"):
+    encoder = load_encoder(args.model, args.pooling)
+    with one_line_errors(args.model, "see --help"), replacing(Path(args.output)) as folder:
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
         tokens = read_vocabulary(tokenizer)
+        ids = Tokens(encoder, sentences).ids
+        rows = {"before": row(encoder, ids, sentences)}
         counts = np.bincount(ids, minlength=encoder.model.config.vocab_size)
-        new = choose(tokenizer, tokens, counts, args.tokens)
-    cut_tokenizer(tokenizer, tokens, new)
-    cut_model(encoder.model, new)
-    save_encoder(encoder, args.output)
-    Path(args.output, "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+        new = choose(encoder, tokenizer, tokens, counts, args.tokens)
+        cut_tokenizer(tokenizer, tokens, new)
+        cut_model(encoder.model, new)
+        save_encoder(encoder, folder)
+        Path(folder, "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     encoder = load_encoder(args.output)
     rows["after"] = row(encoder, Tokens(encoder, sentences).ids, sentences)
-    rows["after"]["% that stay whole"] = 100 * counts[list(new)].sum() / len(ids)
+    rows["after"]["% of tokens kept"] = 100 * counts[list(new)].sum() / len(ids)
     print(table(rows))
 
 

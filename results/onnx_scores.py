@@ -1,9 +1,9 @@
-"""A scoring script, with ONNX Runtime in the place of torch.
+"""Run a scoring script with ONNX Runtime instead of torch.
 
   python results/onnx_scores.py FILE eval_retrieval MODEL ... [options of the script]
   python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/small --tasks CR
 
-Each MODEL, a folder, is scored by its onnx/FILE, which extras/quantize.py has written.
+Each MODEL, a folder, is scored by its onnx/FILE, written by extras/quantize.py.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Whether training on split words repairs a vocabulary that extras/trim.py has cut.
 
 python results/split_words.py rare MODEL CUT sentences.txt 50000 rare50k.txt
-    the 50,000 sentences of a file in which the tokenizer of CUT splits most words of MODEL's
+    the 50,000 sentences to which the tokenizer of CUT adds most tokens, compared with MODEL's
 python results/split_words.py train SMALLER [options of ckd.py]
     ckd.py, whose student reads half of the sentences in the tokens of SMALLER, a folder of
     trim.py with fewer tokens than --student, so that more words are split
@@ -23,12 +23,12 @@ def write_rare(model, cut, file, count, output):
     most = np.argsort(whole - split, kind="stable")[: int(count)]
     Path(output).write_text("\n".join(sentences[i] for i in sorted(most)) + "\n", "utf-8")
     longer = 100 * (split > whole)
-    shares = {"% with a split word": longer.mean(), "% of those chosen": longer[most].mean()}
+    shares = {"% with more tokens": longer.mean(), "% of those chosen": longer[most].mean()}
     print(table({"sentences": shares}))
 
 
 class HalfSplit(Tokens):
-    """Tokens of a random half of the texts are those of SMALLER, by the numbers of `encoder`."""
+    """A random half of the texts is in tokens of SMALLER, as ids of `encoder`'s vocabulary."""
 
     def __init__(self, encoder, texts, max_length=None):
         super().__init__(encoder, texts, max_length)

@@ -4,7 +4,8 @@
 
 SECOND is a model whose embeddings are in the space of --teacher's (extras/align.py), WEIGHT its
 share, 0 to 1. The squared error to the weighted mean has the gradient of the weighted sum of the
-two squared errors. The row "teacher" scores the mean.
+two squared errors. The row "teacher" has the scores of the mean. The output folder does not state
+SECOND and WEIGHT: let its name do so.
 """
 
 import sys
