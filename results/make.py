@@ -5,6 +5,7 @@
 Everything comes from results/data/*.jsonl. A marker names the table: <!-- table: own-teacher -->.
 """
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -35,6 +36,8 @@ ONNX = {"six (the teacher)": "int8-six-layers", "three (1,4,5)": "int8-three-lay
 ONNX |= {"two (0,5)": "int8-two-layers", "one (5)": "int8-one-layer"}
 SPEEDS = {"three (1,4,5)": "speed-three-layers", "two (0,5)": "speed-two-layers"}
 SPEEDS |= {"one (5)": "speed-one-layer"}
+RETRAINED = {"three (1,4,5)": "retrained-three-layers", "two (0,5)": "retrained-two-layers"}
+RETRAINED |= {"one (5)": "retrained-one-layer"}
 TRAINED = 50_000  # sentences of these students
 FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")
 SMALL = {
@@ -55,15 +58,20 @@ PARTS = {  # part: with it, without it
     "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
     "KD: dropout of 0.1": ("KD-dropout", "KD"),
 }
-DEPTHS = {"three": "three (1,4,5)", "two": "two (0,5)", "one": "one (5)"}
+DEPTHS = {
+    "six": "six (the teacher)",
+    "three": "three (1,4,5)",
+    "two": "two (0,5)",
+    "one": "one (5)",
+}
 TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
-TOKENS |= {"-17k": "17,000, of 182,049 sentences"}
-STUDENTS = {"three": "layers-1-4-5-50k", "two": "layers-0-5-50k-0", "one": "layer-5-50k-0"}
+TOKENS |= {"-20k-182k": "20,000, more sentences", "-17k": "17,000, more sentences"}
+ALL_TOKENS = {"six": "sentence-transformers/all-MiniLM-L6-v2", "three": "runs/layers-1-4-5-50k"}
+ALL_TOKENS |= {"two": "runs/layers-0-5-50k-0", "one": "runs/layer-5-50k-0"}
 CURVE = {  # student, teacher, loss: {sentences: run}
     "three layers, its own model, KD": {
         20_000: "layers-1-4-5",
         50_000: "layers-1-4-5-50k",
-        182_049: "three-own-KD-182k",
     },
     "three layers, both teachers, KD": {20_000: "three-both-0.3-20k"},
     "three layers, the larger one, KD": {
@@ -159,12 +167,12 @@ def curve_scores(run):
     if run not in RUNS:
         return None
     row = last_row(RUNS[run])
-    return row | RUNS["curve"].get(f"runs/{run}", {}) if "avg" not in row else row
+    return row if "avg" in row else row | RUNS["curve"][f"runs/{run}"]
 
 
 def curve():
     """STS average, and dev in brackets, of a larger teacher's students by number of sentences."""
-    amounts = list(CURVE["three layers, its own model, KD"])
+    amounts = list(CURVE["three layers, the larger one, KD"])
     rows = []
     for title, runs in CURVE.items():
         found = [curve_scores(runs.get(amount)) for amount in amounts]
@@ -182,57 +190,64 @@ def how_small():
 
 
 def sizes():
-    """README's table: size, scores, speed and training time of the teacher and the students."""
+    """README's table: megabytes, scores, speed, training time of the teacher and its students."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
     slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
+    found = compressed()
     rows = []
-    for title, run in ONNX.items():
+    for (title, run), name in zip(ONNX.items(), DEPTHS):
         onnx = RUNS[run]
         finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
+        megabytes = [onnx[row]["MB"] for row in ("fp32, torch", "int8")]
+        scores = [cell([row[key] for row in finals]) for key in ("dev", "avg")]
         speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
-        minutes = ""
-        if title in SIZES:
-            minutes = f"{TRAINED / LINES[SPEEDS[title]]['sentences_per_second'] / 60:.1f} min"
-        megabytes = [f"{onnx[row]['MB']:.0f}" for row in ("fp32, torch", "int8")]
-        scores = [cell([row[key] for row in finals]) for key in ("avg", "dev")]
-        rows.append([title, *megabytes, *scores, *speeds, minutes])
-    header = ["layers", "MB, fp32", "MB, int8", "STS average", "STS-B dev"]
+        time = f"{TRAINED / trained_per_second(title) / 60:.1f} min" if title in SIZES else ""
+        four = found[name, "", "4 bits"]
+        sizes = [f"{size:.0f}" for size in megabytes] + [f"{four['mb']:.1f}"]
+        rows.append([title, *sizes, *scores, f"{four['avg']:.2f}", *speeds, time])
+    for depth, tokens in (("two", "-20k-182k"), ("one", "-17k")):
+        files = [found[depth, tokens, bits] for bits in ("fp32, ONNX Runtime", "int8", "4 bits")]
+        sizes = [f"{files[0]['mb']:.0f}", f"{files[1]['mb']:.0f}", f"{files[2]['mb']:.1f}"]
+        scores = [f"{files[0]['dev']:.2f}", f"{files[0]['avg']:.2f}", f"{files[2]['avg']:.2f}"]
+        rows.append([f"{DEPTHS[depth]}, {TOKENS[tokens][:6]} tokens", *sizes, *scores])
+        rows[-1] += [""] * 4
+    header = ["layers", "MB, fp32", "int8", "4 bits", "STS-B dev", "STS average", "in 4 bits"]
     header += ["speed, torch", "ONNX Runtime", "int8", "training"]
     return markdown(header, rows)
 
 
 def compressed():
     """The files of how-many-megabytes.md -> {(depth, tokens, row of quantize.py): numbers}."""
+    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
+    torch_scores = {ALL_TOKENS["six"]: teacher} | RUNS["fp32"] | RUNS["fp32-more"]
+    searches = {"fp32, ONNX Runtime": RUNS["qnli"], "4 bits": RUNS["qnli-4-bits"]}
     found = {}
-    for tokens in TOKENS:
-        for depth, run in STUDENTS.items():
-            name = f"{depth}{tokens}"
-            if f"dev-{name}" not in RUNS:
-                continue
-            folder = f"runs/{name if tokens else run}"
-            scores = {"fp32, ONNX Runtime": RUNS["fp32"][folder], **RUNS[f"sts-{name}"]}
-            searched = {"fp32, ONNX Runtime": "qnli", "4 bits": "qnli-4-bits"}
-            for bits, row in RUNS[f"dev-{name}"].items():
-                numbers = dict(mb=row["MB"], dev=row["Spearman"], speed=row["sentences/s"])
-                if bits in scores:
-                    numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
-                    numbers["search"] = RUNS[searched[bits]][folder]["MRR@10"]
-                found[depth, tokens, bits] = numbers
+    for tokens, depth in itertools.product(TOKENS, DEPTHS):
+        name = f"{depth}{tokens}"
+        if f"dev-{name}" not in RUNS:
+            continue
+        folder = f"runs/{name}" if tokens else ALL_TOKENS[depth]
+        scores = {"fp32, ONNX Runtime": torch_scores[folder]} | RUNS[f"sts-{name}"]
+        for bits, row in RUNS[f"dev-{name}"].items():
+            numbers = dict(mb=row["MB"], dev=row["Spearman"], speed=row["sentences/s"])
+            if bits in scores:
+                numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
+                numbers["search"] = searches[bits].get(folder, {}).get("MRR@10")
+            found[depth, tokens, bits] = numbers
     return found
 
 
 def megabytes():
     """Megabytes, scores and speed by layers, tokens and bits."""
     found = compressed()
-    slowest = found["three", "", "fp32, ONNX Runtime"]["speed"]
     rows = []
     for (depth, tokens, bits), numbers in found.items():
-        cells = [
-            f"{numbers[key]:.2f}" if key in numbers else "" for key in ("avg", "dev", "search")
-        ]
-        speed = "" if tokens else f"{numbers['speed'] / slowest:.1f}"
+        cells = [numbers.get(key) for key in ("avg", "dev", "search")]
+        cells = ["" if value is None else f"{value:.2f}" for value in cells]
+        speed = numbers["speed"] / found[depth, tokens, "fp32, ONNX Runtime"]["speed"]
         weights = bits.split(",")[0]
-        rows.append([DEPTHS[depth], TOKENS[tokens], weights, f"{numbers['mb']:.1f}", *cells, speed])
+        sizes = [DEPTHS[depth], TOKENS[tokens], weights, f"{numbers['mb']:.1f}"]
+        rows.append([*sizes, *cells, "" if tokens else f"{speed:.1f}"])
     header = ["layers", "tokens", "weights", "MB", "avg", "STS-B dev", "QNLI MRR@10", "speed"]
     return markdown(header, rows)
 
@@ -322,13 +337,17 @@ def parts():
     return markdown(header, rows)
 
 
+def trained_per_second(title):
+    """Sentences per second, the mean of the two runs of RETRAINED."""
+    return mean(LINES[f"{RETRAINED[title]}-{seed}"]["sentences_per_second"] for seed in (1, 2))
+
+
 def training_speed():
-    """Sentences per second and peak memory of KD's training, without scoring."""
+    """Sentences per second of KD's training, without scoring, and the peak memory."""
     rows = []
     for title, run in SPEEDS.items():
-        line = LINES[run]
-        cells = [line["sentences_per_second"], line["peak_memory_MB"] / 1000]
-        rows.append([title, f"{cells[0]:.0f}", f"{cells[1]:.2f}"])
+        memory = LINES[run]["peak_memory_MB"] / 1000
+        rows.append([title, f"{trained_per_second(title):.0f}", f"{memory:.2f}"])
     return markdown(["layers", "sentences/s", "peak memory, GB"], rows)
 
 
@@ -446,8 +465,9 @@ def draw_curve(plt):
         found = {amount: curve_scores(run) for amount, run in runs.items()}
         found = {amount: row["avg"] for amount, row in found.items() if row}
         axes.plot(list(found), list(found.values()), mark + "-", label=title)
-    amounts = list(CURVE["three layers, its own model, KD"])
-    axes.axhline(80.74, ls="--", color="black", label="the larger teacher, aligned")
+    amounts = list(CURVE["three layers, the larger one, KD"])
+    teacher = RUNS["M-KD-aligned-0"]["teacher"]["avg"]
+    axes.axhline(teacher, ls="--", color="black", label="the larger teacher, aligned")
     axes.set_xscale("log")
     axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
     axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
@@ -461,12 +481,15 @@ def draw_megabytes(plt):
     figure, axes = plt.subplots(figsize=(7, 4.2))
     found = compressed()
     for bits, line in (("fp32, ONNX Runtime", "-"), ("4 bits", "--")):
-        for tokens, mark in zip(TOKENS, "os^*"):
-            points = [found[key] for key in found if key[1:] == (tokens, bits)]
+        for tokens, mark in zip(TOKENS, "os^D*"):
+            points = [found[key] for key in found if key[1:] == (tokens, bits) and key[0] != "six"]
             label = f"{TOKENS[tokens]} tokens, {bits.split(',')[0]}"
             sizes, scores = zip(*[(point["mb"], point["avg"]) for point in points])
             axes.plot(sizes, scores, mark + line, label=label)
-    axes.axhline(78.87, ls=":", color="black", label="the teacher, 91 MB")
+    teacher = found["six", "", "fp32, ONNX Runtime"]
+    axes.axhline(
+        teacher["avg"], ls=":", color="black", label=f"the teacher, {teacher['mb']:.0f} MB"
+    )
     axes.set_xscale("log")
     ticks = (4, 6, 8, 10, 20, 40, 70)
     axes.set_xticks(ticks, map(str, ticks))

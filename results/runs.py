@@ -50,7 +50,8 @@ ALIGN_WHOLE = (
     "python -m extras.align --teacher $M --student $T --train $FIRST20K "
     "--output runs/M-aligned-whole"
 )
-FAST = f"--student $T {STS} --precision bf16 --skip-test"
+BF16 = "--precision bf16"
+FAST = f"--student $T {STS} {BF16} --skip-test"
 CURVE = f"{FAST} --student-layers 1,4,5 --teacher"
 CURVE_M = f"{CURVE} runs/M-aligned-whole"
 SIX = f"{FAST} --dropout 0 --teacher runs/M-aligned-whole"  # cut students have none
@@ -97,7 +98,7 @@ STAGE_2 = (
 NAMES = ("KD-20k", "KD-50k", "KD-182k", "CKD-20k")
 STUDENTS = " ".join(
     [f"runs/three-M-{name}" for name in NAMES]
-    + ["runs/three-own-KD-182k", "runs/three-both-0.3-20k", "runs/three-both-0.5-20k"]
+    + ["runs/three-both-0.3-20k", "runs/three-both-0.5-20k"]
     + ["runs/six-M-KD-20k", "runs/six-M-KD-50k"]
 )
 # Students of how-many-megabytes: layers and tokens, and their folders.
@@ -109,7 +110,11 @@ FILES |= {
     for depth in ("three", "two", "one")
 }
 FILES |= {"one-17k": "runs/one-17k"}
+FIRST_FOLDERS = " ".join(FILES.values())
+FILES |= {"two-20k-182k": "runs/two-20k-182k"}
 FOLDERS = " ".join(FILES.values())
+MORE_FOLDERS = "runs/two-20k-182k runs/one-12k-rare runs/one-12k-split"
+SETS = "--senteval $DATA/senteval"
 BLOCKS = "python -m extras.quantize --bits 4 --group-size 64 --rows"
 SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_DEV"
 TESTED = f"{BLOCKS} '4 bits' --rounds 1 --senteval $DATA/senteval"
@@ -193,6 +198,9 @@ RUNS = [  # page, name, seeds, command
     ("speed", "speed-three-layers", ONE, f"{KD} {MORE} --student-layers 1,4,5 --skip-test"),
     ("speed", "speed-two-layers", ONE, f"{KD} {MORE} --student-layers 0,5 --skip-test"),
     ("speed", "speed-one-layer", ONE, f"{KD} {MORE} --student-layers 5 --skip-test"),
+    ("speed", "retrained-three-layers", (1, 2), f"{KD} {MORE} --student-layers 1,4,5"),
+    ("speed", "retrained-two-layers", (1, 2), f"{KD} {MORE} --student-layers 0,5"),
+    ("speed", "retrained-one-layer", (1, 2), f"{KD} {MORE} --student-layers 5"),
     ("int8", "int8-six-layers", ONE, f"{ONNX} $T --output runs/int8-six-layers"),
     ("int8", "int8-three-layers", ONE, f"{ONNX} runs/speed-three-layers"),
     ("int8", "int8-two-layers", ONE, f"{ONNX} runs/speed-two-layers"),
@@ -227,13 +235,12 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "three-M-KD-20k", ONE, f"{KD} {CURVE_M} {K20}"),
     ("larger-teacher", "three-M-KD-50k", ONE, f"{KD} {CURVE_M} {K50}"),
     ("larger-teacher", "three-M-KD-182k", ONE, f"{KD} {CURVE_M} {K182}"),
-    ("larger-teacher", "three-own-KD-182k", ONE, f"{KD} {CURVE} $T {K182}"),
     ("larger-teacher", "three-M-CKD-20k", ONE, f"{CKD} 0.05 {CURVE_M} {K20}"),
     ("larger-teacher", "three-both-0.5-20k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K20}"),
     ("larger-teacher", "three-both-0.3-20k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K20}"),
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {SIX} {K20}"),
     ("larger-teacher", "six-M-KD-50k", ONE, f"{KD} {SIX} {K50}"),
-    ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} --senteval $DATA/senteval"),
+    ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} {SETS}"),
     ("how-many-megabytes", "tokens-20k", ONE, f"{TRIM} --tokens 20000 --output runs/tokens-20k"),
     ("how-many-megabytes", "tokens-12k", ONE, f"{TRIM} --tokens 12000 --output runs/tokens-12k"),
     ("how-many-megabytes", "three-20k", ONE, f"{FEW}-20k --student-layers 1,4,5"),
@@ -247,12 +254,14 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "one-12k-rare", ONE, f"{RARE_KD} --student-layers 5"),
     ("how-many-megabytes", "one-12k-split", ONE, f"{SPLIT_KD} --student-layers 5"),
     ("how-many-megabytes", "tokens-17k", ONE, f"{TRIM} --tokens 17000 --output runs/tokens-17k"),
-    ("how-many-megabytes", "one-17k", ONE, f"{FEW}-17k --student-layers 5 {K182} --precision bf16"),
+    ("how-many-megabytes", "one-17k", ONE, f"{FEW}-17k --student-layers 5 {K182} {BF16}"),
+    ("how-many-megabytes", "two-20k-182k", ONE, f"{FEW}-20k --student-layers 0,5 {K182} {BF16}"),
     ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
     ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
     *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
     *[("how-many-megabytes", f"sts-{name}", ONE, f"{TESTED} {run}") for name, run in FILES.items()],
-    ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FOLDERS} --senteval $DATA/senteval"),
+    ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FIRST_FOLDERS} {SETS}"),
+    ("how-many-megabytes", "fp32-more", ONE, f"python eval_sts.py {MORE_FOLDERS} {SETS}"),
     ("how-many-megabytes", "qnli", ONE, f"python eval_retrieval.py $T {FOLDERS} {QNLI}"),
     (
         "how-many-megabytes",
