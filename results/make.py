@@ -79,8 +79,7 @@ CURVE = {  # student, teacher, loss: {sentences: run}
         50_000: "three-M-KD-50k",
         182_049: "three-M-KD-182k",
     },
-    "three layers, the larger one, CKD": {20_000: "three-M-CKD-20k"},
-    "six layers, the larger one, KD": {20_000: "six-M-KD-20k", 50_000: "six-M-KD-50k"},
+    "six layers, the larger one, KD": {20_000: "six-M-KD-20k-slow"},
 }
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 

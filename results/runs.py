@@ -95,12 +95,10 @@ STAGE_2 = (
 )
 
 # Students of larger teachers that were trained with --skip-test.
-NAMES = ("KD-20k", "KD-50k", "KD-182k", "CKD-20k")
-STUDENTS = " ".join(
-    [f"runs/three-M-{name}" for name in NAMES]
-    + ["runs/three-both-0.3-20k", "runs/three-both-0.5-20k"]
-    + ["runs/six-M-KD-20k", "runs/six-M-KD-50k"]
-)
+NAMES = ["three-M-KD-20k", "three-M-KD-50k", "three-M-KD-182k", "three-M-CKD-20k"]
+NAMES += ["three-both-0.3-20k", "three-both-0.5-20k", "three-both-0.3-182k", "three-own-KD-182k"]
+NAMES += ["six-M-KD-20k", "six-M-KD-20k-slow"]
+STUDENTS = " ".join(f"runs/{name}" for name in NAMES)
 # Students of how-many-megabytes: layers and tokens, and their folders.
 FILES = {"three": "runs/layers-1-4-5-50k", "two": "runs/layers-0-5-50k-0"}
 FILES |= {"one": "runs/layer-5-50k-0"}
@@ -114,6 +112,7 @@ FIRST_FOLDERS = " ".join(FILES.values())
 FILES |= {"two-20k-182k": "runs/two-20k-182k"}
 FOLDERS = " ".join(FILES.values())
 MORE_FOLDERS = "runs/two-20k-182k runs/one-12k-rare runs/one-12k-split"
+SOME_FOLDERS = "$T runs/layers-1-4-5-50k runs/three-20k"
 SETS = "--senteval $DATA/senteval"
 BLOCKS = "python -m extras.quantize --bits 4 --group-size 64 --rows"
 SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_DEV"
@@ -236,10 +235,12 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "three-M-KD-50k", ONE, f"{KD} {CURVE_M} {K50}"),
     ("larger-teacher", "three-M-KD-182k", ONE, f"{KD} {CURVE_M} {K182}"),
     ("larger-teacher", "three-M-CKD-20k", ONE, f"{CKD} 0.05 {CURVE_M} {K20}"),
+    ("larger-teacher", "three-own-KD-182k", ONE, f"{KD} {CURVE} $T {K182}"),
     ("larger-teacher", "three-both-0.5-20k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K20}"),
     ("larger-teacher", "three-both-0.3-20k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K20}"),
+    ("larger-teacher", "three-both-0.3-182k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K182}"),
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {SIX} {K20}"),
-    ("larger-teacher", "six-M-KD-50k", ONE, f"{KD} {SIX} {K50}"),
+    ("larger-teacher", "six-M-KD-20k-slow", ONE, f"{KD} {SIX} {K20} --lr 5e-5"),
     ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} {SETS}"),
     ("how-many-megabytes", "tokens-20k", ONE, f"{TRIM} --tokens 20000 --output runs/tokens-20k"),
     ("how-many-megabytes", "tokens-12k", ONE, f"{TRIM} --tokens 12000 --output runs/tokens-12k"),
@@ -262,7 +263,7 @@ RUNS = [  # page, name, seeds, command
     *[("how-many-megabytes", f"sts-{name}", ONE, f"{TESTED} {run}") for name, run in FILES.items()],
     ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FIRST_FOLDERS} {SETS}"),
     ("how-many-megabytes", "fp32-more", ONE, f"python eval_sts.py {MORE_FOLDERS} {SETS}"),
-    ("how-many-megabytes", "qnli", ONE, f"python eval_retrieval.py $T {FOLDERS} {QNLI}"),
+    ("how-many-megabytes", "qnli", ONE, f"python eval_retrieval.py {SOME_FOLDERS} {QNLI}"),
     (
         "how-many-megabytes",
         "qnli-4-bits",
