@@ -101,17 +101,19 @@ def row(encoder, ids, sentences):
     return {"tokens": known, "MB, fp32": size, "tokens per sentence": len(ids) / len(sentences)}
 
 
-def main():
+def parse_args():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
-    add(
-        "--tokens", metavar="N", required=True, type=number(int, 1), help="number of tokens to keep"
-    )
+    add("--tokens", metavar="N", required=True, type=number(int, 1), help="how many to keep")
     add("--output", required=True, help="a new folder")
     add("--pooling", choices=POOLINGS, help="of a folder that states none (default: mean)")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(args.train)
