@@ -97,7 +97,7 @@ STAGE_2 = (
 # Students of larger teachers that were trained with --skip-test.
 NAMES = ["three-M-KD-20k", "three-M-KD-50k", "three-M-KD-182k", "three-M-CKD-20k"]
 NAMES += ["three-both-0.3-20k", "three-both-0.5-20k", "three-both-0.3-182k", "three-own-KD-182k"]
-NAMES += ["six-M-KD-20k", "six-M-KD-20k-slow"]
+NAMES += ["three-M-KD-3x182k", "six-M-KD-20k", "six-M-KD-20k-slow"]
 STUDENTS = " ".join(f"runs/{name}" for name in NAMES)
 # Students of how-many-megabytes: layers and tokens, and their folders.
 FILES = {"three": "runs/layers-1-4-5-50k", "two": "runs/layers-0-5-50k-0"}
@@ -234,6 +234,7 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "three-M-KD-20k", ONE, f"{KD} {CURVE_M} {K20}"),
     ("larger-teacher", "three-M-KD-50k", ONE, f"{KD} {CURVE_M} {K50}"),
     ("larger-teacher", "three-M-KD-182k", ONE, f"{KD} {CURVE_M} {K182}"),
+    ("larger-teacher", "three-M-KD-3x182k", ONE, f"{KD} {CURVE_M} {K182} --epochs 3"),
     ("larger-teacher", "three-M-CKD-20k", ONE, f"{CKD} 0.05 {CURVE_M} {K20}"),
     ("larger-teacher", "three-own-KD-182k", ONE, f"{KD} {CURVE} $T {K182}"),
     ("larger-teacher", "three-both-0.5-20k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K20}"),
