@@ -118,6 +118,8 @@ BLOCKS = "python -m extras.quantize --bits 4 --group-size 64 --rows"
 SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_DEV"
 TESTED = f"{BLOCKS} '4 bits' --rounds 1 --senteval $DATA/senteval"
 QNLI = "--beir $DATA/retrieval/qnli"
+TASKS = f"{SETS} --tasks CR,TREC,MRPC"
+FOUR_BITS = "python results/onnx_scores.py model_q4.onnx"
 
 # A run of one seed has the bare name; seeds 1 and 2 that came later have a row of their own.
 RUNS = [  # page, name, seeds, command
@@ -265,11 +267,18 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FIRST_FOLDERS} {SETS}"),
     ("how-many-megabytes", "fp32-more", ONE, f"python eval_sts.py {MORE_FOLDERS} {SETS}"),
     ("how-many-megabytes", "qnli", ONE, f"python eval_retrieval.py {SOME_FOLDERS} {QNLI}"),
+    ("how-many-megabytes", "qnli-4-bits", ONE, f"{FOUR_BITS} eval_retrieval {FOLDERS} {QNLI}"),
     (
         "how-many-megabytes",
-        "qnli-4-bits",
+        "transfer-fp32",
         ONE,
-        f"python results/onnx_scores.py model_q4.onnx eval_retrieval {FOLDERS} {QNLI}",
+        f"python -m extras.eval_transfer {SOME_FOLDERS} {TASKS}",
+    ),
+    (
+        "how-many-megabytes",
+        "transfer-4-bits",
+        ONE,
+        f"{FOUR_BITS} extras.eval_transfer {FOLDERS} {TASKS}",
     ),
 ]
 
