@@ -64,8 +64,9 @@ DEPTHS = {
     "two": "two (0,5)",
     "one": "one (5)",
 }
+BITS = ("fp32, ONNX Runtime", "int8", "4 bits")  # rows of extras/quantize.py
 TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
-TOKENS |= {"-20k-182k": "20,000, more sentences", "-17k": "17,000, more sentences"}
+TOKENS |= {"-20k-182k": "20,000 *", "-17k": "17,000 *"}
 ALL_TOKENS = {"six": "sentence-transformers/all-MiniLM-L6-v2", "three": "runs/layers-1-4-5-50k"}
 ALL_TOKENS |= {"two": "runs/layers-0-5-50k-0", "one": "runs/layer-5-50k-0"}
 CURVE = {  # student, teacher, loss: {sentences: run}
@@ -205,7 +206,7 @@ def sizes():
         sizes = [f"{size:.0f}" for size in megabytes] + [f"{four['mb']:.1f}"]
         rows.append([title, *sizes, *scores, f"{four['avg']:.2f}", *speeds, time])
     for depth, tokens in (("two", "-20k-182k"), ("one", "-17k")):
-        files = [found[depth, tokens, bits] for bits in ("fp32, ONNX Runtime", "int8", "4 bits")]
+        files = [found[depth, tokens, bits] for bits in BITS]
         sizes = [f"{files[0]['mb']:.0f}", f"{files[1]['mb']:.0f}", f"{files[2]['mb']:.1f}"]
         scores = [f"{files[0]['dev']:.2f}", f"{files[0]['avg']:.2f}", f"{files[2]['avg']:.2f}"]
         rows.append([f"{DEPTHS[depth]}, {TOKENS[tokens][:6]} tokens", *sizes, *scores])
@@ -219,35 +220,41 @@ def compressed():
     """The files of how-many-megabytes.md -> {(depth, tokens, row of quantize.py): numbers}."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
     torch_scores = {ALL_TOKENS["six"]: teacher} | RUNS["fp32"] | RUNS["fp32-more"]
-    searches = {"fp32, ONNX Runtime": RUNS["qnli"], "4 bits": RUNS["qnli-4-bits"]}
+    searches = {BITS[0]: RUNS["qnli"], BITS[2]: RUNS["qnli-4-bits"]}
+    tasks = {BITS[0]: RUNS["transfer-fp32"], BITS[2]: RUNS["transfer-4-bits"]}
     found = {}
     for tokens, depth in itertools.product(TOKENS, DEPTHS):
         name = f"{depth}{tokens}"
         if f"dev-{name}" not in RUNS:
             continue
         folder = f"runs/{name}" if tokens else ALL_TOKENS[depth]
-        scores = {"fp32, ONNX Runtime": torch_scores[folder]} | RUNS[f"sts-{name}"]
+        scores = {BITS[0]: torch_scores[folder]} | RUNS[f"sts-{name}"]
         for bits, row in RUNS[f"dev-{name}"].items():
             numbers = dict(mb=row["MB"], dev=row["Spearman"], speed=row["sentences/s"])
             if bits in scores:
                 numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
                 numbers["search"] = searches[bits].get(folder, {}).get("MRR@10")
+                accuracies = tasks[bits].get(folder, {}).items()
+                accuracies = [score for task, score in accuracies if task != "MRPC F1"]
+                numbers["transfer"] = mean(accuracies) if accuracies else None
             found[depth, tokens, bits] = numbers
     return found
 
 
 def megabytes():
-    """Megabytes, scores and speed by layers, tokens and bits."""
+    """Megabytes and scores in fp32, int8 and 4 bits; a row per student."""
     found = compressed()
     rows = []
-    for (depth, tokens, bits), numbers in found.items():
-        cells = [numbers.get(key) for key in ("avg", "dev", "search")]
-        cells = ["" if value is None else f"{value:.2f}" for value in cells]
-        speed = numbers["speed"] / found[depth, tokens, "fp32, ONNX Runtime"]["speed"]
-        weights = bits.split(",")[0]
-        sizes = [DEPTHS[depth], TOKENS[tokens], weights, f"{numbers['mb']:.1f}"]
-        rows.append([*sizes, *cells, "" if tokens else f"{speed:.1f}"])
-    header = ["layers", "tokens", "weights", "MB", "avg", "STS-B dev", "QNLI MRR@10", "speed"]
+    for depth, tokens in dict.fromkeys(key[:2] for key in found):
+        fp32, int8, four = [found[depth, tokens, bits] for bits in BITS]
+        cells = [DEPTHS[depth], TOKENS[tokens]]
+        cells += [f"{file['mb']:.1f}" for file in (fp32, int8, four)]
+        cells += [f"{file['avg']:.2f}" for file in (fp32, four)]
+        cells += [f"{file['dev']:.2f}" for file in (fp32, int8, four)]
+        cells += [f"{four[key]:.2f}" if four[key] else "" for key in ("search", "transfer")]
+        rows.append(cells)
+    header = ["layers", "tokens", "MB: fp32", "int8", "4 bits", "avg: fp32", "4 bits"]
+    header += ["dev: fp32", "int8", "4 bits", "QNLI", "transfer"]
     return markdown(header, rows)
 
 
@@ -479,13 +486,13 @@ def draw_megabytes(plt):
     """STS average of the files of how-many-megabytes.md against their megabytes."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
     found = compressed()
-    for bits, line in (("fp32, ONNX Runtime", "-"), ("4 bits", "--")):
+    for bits, line in ((BITS[0], "-"), (BITS[2], "--")):
         for tokens, mark in zip(TOKENS, "os^D*"):
             points = [found[key] for key in found if key[1:] == (tokens, bits) and key[0] != "six"]
             label = f"{TOKENS[tokens]} tokens, {bits.split(',')[0]}"
             sizes, scores = zip(*[(point["mb"], point["avg"]) for point in points])
             axes.plot(sizes, scores, mark + line, label=label)
-    teacher = found["six", "", "fp32, ONNX Runtime"]
+    teacher = found["six", "", BITS[0]]
     axes.axhline(
         teacher["avg"], ls=":", color="black", label=f"the teacher, {teacher['mb']:.0f} MB"
     )

@@ -119,6 +119,7 @@ SHRUNK = f"{BLOCKS} 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --pairs $STSB_
 TESTED = f"{BLOCKS} '4 bits' --rounds 1 --senteval $DATA/senteval"
 QNLI = "--beir $DATA/retrieval/qnli"
 TASKS = f"{SETS} --tasks CR,TREC,MRPC"
+GROUPED = "--rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --pairs $STSB_DEV"
 FOUR_BITS = "python results/onnx_scores.py model_q4.onnx"
 
 # A run of one seed has the bare name; seeds 1 and 2 that came later have a row of their own.
@@ -263,6 +264,16 @@ RUNS = [  # page, name, seeds, command
     ("how-many-megabytes", "dev-six", ONE, f"{SHRUNK} $T --output runs/six"),
     ("how-many-megabytes", "sts-six", ONE, f"{TESTED} $T --output runs/six"),
     *[("how-many-megabytes", f"dev-{name}", ONE, f"{SHRUNK} {run}") for name, run in FILES.items()],
+    *[
+        (
+            "how-many-megabytes",
+            f"groups-of-{size}",
+            ONE,
+            f"python -m extras.quantize {FILES['three']} --output runs/groups --bits 4 "
+            f"--group-size {size} {GROUPED}",
+        )
+        for size in (32, 64, 128)
+    ],
     *[("how-many-megabytes", f"sts-{name}", ONE, f"{TESTED} {run}") for name, run in FILES.items()],
     ("how-many-megabytes", "fp32", ONE, f"python eval_sts.py {FIRST_FOLDERS} {SETS}"),
     ("how-many-megabytes", "fp32-more", ONE, f"python eval_sts.py {MORE_FOLDERS} {SETS}"),
