@@ -69,19 +69,27 @@ TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
 TOKENS |= {"-20k-182k": "20,000 *", "-17k": "17,000 *"}
 ALL_TOKENS = {"six": "sentence-transformers/all-MiniLM-L6-v2", "three": "runs/layers-1-4-5-50k"}
 ALL_TOKENS |= {"two": "runs/layers-0-5-50k-0", "one": "runs/layer-5-50k-0"}
-CURVE = {  # student, teacher, loss: {sentences: run}
+CURVE = {  # student, teacher, loss: {sentences in all epochs: run}
     "three layers, its own model, KD": {
         20_000: "layers-1-4-5",
         50_000: "layers-1-4-5-50k",
+        182_049: "three-own-KD-182k",
     },
-    "three layers, both teachers, KD": {20_000: "three-both-0.3-20k"},
+    "three layers, both teachers, KD": {
+        20_000: "three-both-0.3-20k",
+        182_049: "three-both-0.3-182k",
+    },
     "three layers, the larger one, KD": {
         20_000: "three-M-KD-20k",
         50_000: "three-M-KD-50k",
         182_049: "three-M-KD-182k",
+        3 * 182_049: "three-M-KD-3x182k",
     },
+    "three layers, the larger one, CKD": {20_000: "three-M-CKD-20k"},
     "six layers, the larger one, KD": {20_000: "six-M-KD-20k-slow"},
 }
+CURVE_AMOUNTS = {20_000: "20,000", 50_000: "50,000", 182_049: "182,049"}
+CURVE_AMOUNTS |= {3 * 182_049: "3 epochs of 182,049"}
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
 
@@ -172,13 +180,12 @@ def curve_scores(run):
 
 def curve():
     """STS average, and dev in brackets, of a larger teacher's students by number of sentences."""
-    amounts = list(CURVE["three layers, the larger one, KD"])
     rows = []
     for title, runs in CURVE.items():
-        found = [curve_scores(runs.get(amount)) for amount in amounts]
+        found = [curve_scores(runs.get(amount)) for amount in CURVE_AMOUNTS]
         cells = [f"{row['avg']:.2f} ({row['dev']:.2f})" if row else "" for row in found]
         rows.append([title, *cells])
-    return markdown(["student, teacher, loss", *[f"{amount:,}" for amount in amounts]], rows)
+    return markdown(["student, teacher, loss", *CURVE_AMOUNTS.values()], rows)
 
 
 def how_small():
@@ -471,12 +478,11 @@ def draw_curve(plt):
         found = {amount: curve_scores(run) for amount, run in runs.items()}
         found = {amount: row["avg"] for amount, row in found.items() if row}
         axes.plot(list(found), list(found.values()), mark + "-", label=title)
-    amounts = list(CURVE["three layers, the larger one, KD"])
     teacher = RUNS["M-KD-aligned-0"]["teacher"]["avg"]
     axes.axhline(teacher, ls="--", color="black", label="the larger teacher, aligned")
     axes.set_xscale("log")
     axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
-    axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
+    axes.set_xticks(list(CURVE_AMOUNTS), CURVE_AMOUNTS.values())
     axes.minorticks_off()
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, frameon=False)
     save(figure, "curve")
@@ -484,24 +490,30 @@ def draw_curve(plt):
 
 def draw_megabytes(plt):
     """STS average of the files of how-many-megabytes.md against their megabytes."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure, axes = plt.subplots(figsize=(7, 5))
     found = compressed()
-    for bits, line in ((BITS[0], "-"), (BITS[2], "--")):
-        for tokens, mark in zip(TOKENS, "os^D*"):
+    for number, (tokens, mark) in enumerate(zip(TOKENS, "os^D*")):
+        for bits, line in ((BITS[2], "--"), (BITS[0], "-")):
             points = [found[key] for key in found if key[1:] == (tokens, bits) and key[0] != "six"]
-            label = f"{TOKENS[tokens]} tokens, {bits.split(',')[0]}"
+            label = f"{TOKENS[tokens]} tokens".replace(" * tokens", " tokens, 182,049 sentences")
             sizes, scores = zip(*[(point["mb"], point["avg"]) for point in points])
-            axes.plot(sizes, scores, mark + line, label=label)
+            label = label if bits == BITS[0] else None
+            axes.plot(sizes, scores, mark + line, color=f"C{number}", label=label)
+    places = dict(va="center", xytext=(8, 0), textcoords="offset points")
+    for depth, bits in itertools.product(("three", "two", "one"), (BITS[0], BITS[2])):
+        point = found[depth, "", bits]
+        label = f"{depth} layer{'' if depth == 'one' else 's'}, {bits.split(',')[0]}"
+        axes.annotate(label, (point["mb"], point["avg"]), **places)
     teacher = found["six", "", BITS[0]]
-    axes.axhline(
-        teacher["avg"], ls=":", color="black", label=f"the teacher, {teacher['mb']:.0f} MB"
-    )
+    label = f"the teacher, {teacher['mb']:.0f} MB"
+    axes.axhline(teacher["avg"], ls=":", color="black", label=label)
     axes.set_xscale("log")
+    axes.set_xlim(3.4, 180)
     ticks = (4, 6, 8, 10, 20, 40, 70)
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
     axes.set(xlabel="megabytes of the file", ylabel="Spearman x 100, mean of 7 sets")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2, frameon=False)
     save(figure, "megabytes")
 
 
