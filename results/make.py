@@ -508,7 +508,7 @@ def draw_megabytes(plt):
     label = f"the teacher, {teacher['mb']:.0f} MB"
     axes.axhline(teacher["avg"], ls=":", color="black", label=label)
     axes.set_xscale("log")
-    axes.set_xlim(3.4, 180)
+    axes.set_xlim(3.4, 200)
     ticks = (4, 6, 8, 10, 20, 40, 70)
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()

@@ -53,6 +53,7 @@ ALIGN_WHOLE = (
 BF16 = "--precision bf16"
 FAST = f"--student $T {STS} {BF16} --skip-test"
 CURVE = f"{FAST} --student-layers 1,4,5 --teacher"
+TESTED_CURVE = CURVE.replace(" --skip-test", "")
 CURVE_M = f"{CURVE} runs/M-aligned-whole"
 SIX = f"{FAST} --dropout 0 --teacher runs/M-aligned-whole"  # cut students have none
 K20, K50 = "--train $FIRST20K --eval-steps 105", "--train $FIRST50K --eval-steps 105"
@@ -243,6 +244,13 @@ RUNS = [  # page, name, seeds, command
     ("larger-teacher", "three-both-0.5-20k", ONE, f"{BOTH} 0.5 --objective kd {CURVE} $T {K20}"),
     ("larger-teacher", "three-both-0.3-20k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K20}"),
     ("larger-teacher", "three-both-0.3-182k", ONE, f"{BOTH} 0.3 --objective kd {CURVE} $T {K182}"),
+    (
+        "larger-teacher",
+        "three-both-0.3-182k",
+        (1, 2),
+        f"{BOTH} 0.3 --objective kd {TESTED_CURVE} $T {K182}",
+    ),
+    ("larger-teacher", "three-own-KD-182k", (1, 2), f"{KD} {TESTED_CURVE} $T {K182}"),
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {SIX} {K20}"),
     ("larger-teacher", "six-M-KD-20k-slow", ONE, f"{KD} {SIX} {K20} --lr 5e-5"),
     ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} {SETS}"),
