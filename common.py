@@ -784,11 +784,10 @@ def reason_for_failure(stage, lines):
     if half == 0:
         return f"too few steps to say why: the log has one line per {LOG_STEPS} steps"
     fall = dev[0] - min(dev)  # in points
-    if np.mean(losses[half:]) > 0.9 * np.mean(losses[:half]):
-        size = "larger" if fall < 1 else "smaller"
-        return f"the loss did not fall: try a {size} learning rate"
     if fall < 1:
-        return "the loss fell, but dev hardly changed: try training data nearer to the dev pairs"
+        return "dev hardly changed: try training data nearer to the dev pairs"
+    if np.mean(losses[half:]) > 0.9 * np.mean(losses[:half]):
+        return "the loss did not fall: try a smaller learning rate"
     advice = "try a smaller learning rate"
     if stage == "distill":
         advice += " or, for a teacher of another model family, extras.align"

@@ -8,8 +8,8 @@ affected most (results/how-many-megabytes.md).
     kept: special and added tokens, those of prompts, single characters and bytes, tokens
     with a character that is not itself a token; and, up to N in all, the most frequent in FILE
 
-So a text can still be written; the exception is WordPiece with a character that is no token inside
-words, as it takes the longest token first. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual
+So every text can still be tokenized, with one exception: WordPiece takes the longest token first,
+so a word with a character that is no token inside words may become unknown. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual
 E5) can be cut. BPE is not supported: its tokens are merges of other tokens.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
@@ -37,7 +37,7 @@ def read_vocabulary(tokenizer):
 
 
 def needed(tokens, prefix):
-    """Yield the ids without which some text could not be written.
+    """Yield the ids of tokens that some text needs.
 
     tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram.
     """
@@ -59,7 +59,9 @@ def choose(encoder, tokenizer, tokens, counts, amount):
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     kept.update(needed(tokens, tokenizer["model"].get("continuing_subword_prefix", "")))
     if amount < len(kept):
-        raise ValueError(f"--tokens {amount} is too few: the tokens that must stay are {len(kept)}")
+        raise ValueError(
+            f"--tokens {amount} is too few: {len(kept)} special tokens and characters stay"
+        )
     frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
     kept.update(frequent[: amount - len(kept)])
     return {int(old): new for new, old in enumerate(sorted(kept))}
@@ -97,8 +99,9 @@ def cut_model(model, new):
 def row(encoder, ids, sentences):
     """A row of the table. ids: of all tokens of the sentences."""
     size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
-    known = encoder.model.config.vocab_size
-    return {"tokens": known, "MB, fp32": size, "tokens per sentence": len(ids) / len(sentences)}
+    known, used = encoder.model.config.vocab_size, len(np.unique(ids))
+    per_sentence = len(ids) / len(sentences)
+    return {"tokens": known, "in use": used, "MB, fp32": size, "tokens per sentence": per_sentence}
 
 
 def parse_args():

@@ -86,10 +86,9 @@ CURVE = {  # student, teacher, loss: {sentences in all epochs: run}
         3 * 182_049: "three-M-KD-3x182k",
     },
     "three layers, the larger one, CKD": {20_000: "three-M-CKD-20k"},
-    "six layers, the larger one, KD": {20_000: "six-M-KD-20k-slow"},
 }
 CURVE_AMOUNTS = {20_000: "20,000", 50_000: "50,000", 182_049: "182,049"}
-CURVE_AMOUNTS |= {3 * 182_049: "3 epochs of 182,049"}
+CURVE_AMOUNTS |= {3 * 182_049: "3 x 182,049"}
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
 
 
@@ -170,20 +169,22 @@ def larger_teacher():
     return methods("M-", FAR_ROWS, {name: RUNS[run]["teacher"] for name, run in runs.items()})
 
 
-def curve_scores(run):
-    """The final row of a run of CURVE, whose averages have a line of their own; None without it."""
-    if run not in RUNS:
-        return None
-    row = last_row(RUNS[run])
-    return row if "avg" in row else row | RUNS["curve"][f"runs/{run}"]
+def curve_scores(name):
+    """The final rows of a run of CURVE, one per seed; some averages have a line of their own."""
+    averages = RUNS["curve"] | RUNS["curve-seeds"]
+    runs = [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+    return [averages.get(f"runs/{run}", {}) | last_row(RUNS[run]) for run in runs]
 
 
 def curve():
     """STS average, and dev in brackets, of a larger teacher's students by number of sentences."""
     rows = []
     for title, runs in CURVE.items():
-        found = [curve_scores(runs.get(amount)) for amount in CURVE_AMOUNTS]
-        cells = [f"{row['avg']:.2f} ({row['dev']:.2f})" if row else "" for row in found]
+        cells = []
+        for amount in CURVE_AMOUNTS:
+            found = curve_scores(runs[amount]) if amount in runs else []
+            scores = [cell([row[key] for row in found]) for key in ("avg", "dev") if found]
+            cells.append(f"{scores[0]} ({scores[1]})" if found else "")
         rows.append([title, *cells])
     return markdown(["student, teacher, loss", *CURVE_AMOUNTS.values()], rows)
 
@@ -205,22 +206,25 @@ def sizes():
     for (title, run), name in zip(ONNX.items(), DEPTHS):
         onnx = RUNS[run]
         finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
-        megabytes = [onnx[row]["MB"] for row in ("fp32, torch", "int8")]
         scores = [cell([row[key] for row in finals]) for key in ("dev", "avg")]
         speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
         time = f"{TRAINED / trained_per_second(title) / 60:.1f} min" if title in SIZES else ""
-        four = found[name, "", "4 bits"]
-        sizes = [f"{size:.0f}" for size in megabytes] + [f"{four['mb']:.1f}"]
-        rows.append([title, *sizes, *scores, f"{four['avg']:.2f}", *speeds, time])
+        four = found[name, "", BITS[2]]
+        rows.append([title, *sizes_of(name), *scores, f"{four['avg']:.2f}", *speeds, time])
     for depth, tokens in (("two", "-20k-182k"), ("one", "-17k")):
-        files = [found[depth, tokens, bits] for bits in BITS]
-        sizes = [f"{files[0]['mb']:.0f}", f"{files[1]['mb']:.0f}", f"{files[2]['mb']:.1f}"]
-        scores = [f"{files[0]['dev']:.2f}", f"{files[0]['avg']:.2f}", f"{files[2]['avg']:.2f}"]
-        rows.append([f"{DEPTHS[depth]}, {TOKENS[tokens][:6]} tokens", *sizes, *scores])
-        rows[-1] += [""] * 4
-    header = ["layers", "MB, fp32", "int8", "4 bits", "STS-B dev", "STS average", "in 4 bits"]
-    header += ["speed, torch", "ONNX Runtime", "int8", "training"]
+        fp32, _, four = [found[depth, tokens, bits] for bits in BITS]
+        scores = [f"{score:.2f}" for score in (fp32["dev"], fp32["avg"], four["avg"])]
+        title = f"{DEPTHS[depth]}, {TOKENS[tokens][:6]} tokens"
+        rows.append([title, *sizes_of(depth + tokens), *scores, "", "", "", ""])
+    header = ["layers", "MB: fp32", "int8", "4 bits", "STS-B dev", "STS average", "in 4 bits"]
+    header += ["speed: torch", "ONNX, fp32", "ONNX, int8", "training"]
     return markdown(header, rows)
+
+
+def sizes_of(name):
+    """The megabytes of a student's ONNX files."""
+    row = RUNS[f"dev-{name}"]
+    return [f"{row[bits]['MB']:.0f}" for bits in BITS[:2]] + [f"{row[BITS[2]]['MB']:.1f}"]
 
 
 def compressed():
@@ -475,9 +479,8 @@ def draw_curve(plt):
     """STS average of the students of larger-teacher.md against the number of sentences."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for (title, runs), mark in zip(CURVE.items(), "os^vD"):
-        found = {amount: curve_scores(run) for amount, run in runs.items()}
-        found = {amount: row["avg"] for amount, row in found.items() if row}
-        axes.plot(list(found), list(found.values()), mark + "-", label=title)
+        scores = [mean(row["avg"] for row in curve_scores(run)) for run in runs.values()]
+        axes.plot(list(runs), scores, mark + "-", label=title)
     teacher = RUNS["M-KD-aligned-0"]["teacher"]["avg"]
     axes.axhline(teacher, ls="--", color="black", label="the larger teacher, aligned")
     axes.set_xscale("log")

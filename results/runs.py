@@ -53,7 +53,6 @@ ALIGN_WHOLE = (
 BF16 = "--precision bf16"
 FAST = f"--student $T {STS} {BF16} --skip-test"
 CURVE = f"{FAST} --student-layers 1,4,5 --teacher"
-TESTED_CURVE = CURVE.replace(" --skip-test", "")
 CURVE_M = f"{CURVE} runs/M-aligned-whole"
 SIX = f"{FAST} --dropout 0 --teacher runs/M-aligned-whole"  # cut students have none
 K20, K50 = "--train $FIRST20K --eval-steps 105", "--train $FIRST50K --eval-steps 105"
@@ -100,6 +99,7 @@ NAMES = ["three-M-KD-20k", "three-M-KD-50k", "three-M-KD-182k", "three-M-CKD-20k
 NAMES += ["three-both-0.3-20k", "three-both-0.5-20k", "three-both-0.3-182k", "three-own-KD-182k"]
 NAMES += ["three-M-KD-3x182k", "six-M-KD-20k", "six-M-KD-20k-slow"]
 STUDENTS = " ".join(f"runs/{name}" for name in NAMES)
+SEEDS = " ".join(f"runs/three-{name}-182k-1" for name in ("both-0.3", "own-KD"))
 # Students of how-many-megabytes: layers and tokens, and their folders.
 FILES = {"three": "runs/layers-1-4-5-50k", "two": "runs/layers-0-5-50k-0"}
 FILES |= {"one": "runs/layer-5-50k-0"}
@@ -248,12 +248,13 @@ RUNS = [  # page, name, seeds, command
         "larger-teacher",
         "three-both-0.3-182k",
         (1, 2),
-        f"{BOTH} 0.3 --objective kd {TESTED_CURVE} $T {K182}",
+        f"{BOTH} 0.3 --objective kd {CURVE} $T {K182}",
     ),
-    ("larger-teacher", "three-own-KD-182k", (1, 2), f"{KD} {TESTED_CURVE} $T {K182}"),
+    ("larger-teacher", "three-own-KD-182k", (1, 2), f"{KD} {CURVE} $T {K182}"),
     ("larger-teacher", "six-M-KD-20k", ONE, f"{KD} {SIX} {K20}"),
     ("larger-teacher", "six-M-KD-20k-slow", ONE, f"{KD} {SIX} {K20} --lr 5e-5"),
     ("larger-teacher", "curve", ONE, f"python eval_sts.py {STUDENTS} {SETS}"),
+    ("larger-teacher", "curve-seeds", ONE, f"python eval_sts.py {SEEDS} {SETS}"),
     ("how-many-megabytes", "tokens-20k", ONE, f"{TRIM} --tokens 20000 --output runs/tokens-20k"),
     ("how-many-megabytes", "tokens-12k", ONE, f"{TRIM} --tokens 12000 --output runs/tokens-12k"),
     ("how-many-megabytes", "three-20k", ONE, f"{FEW}-20k --student-layers 1,4,5"),
