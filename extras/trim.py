@@ -9,8 +9,9 @@ affected most (results/how-many-megabytes.md).
     with a character that is not itself a token; and, up to N in all, the most frequent in FILE
 
 So every text can still be tokenized, with one exception: WordPiece takes the longest token first,
-so a word with a character that is no token inside words may become unknown. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual
-E5) can be cut. BPE is not supported: its tokens are merges of other tokens.
+so a word with a character that is no token inside words may become unknown. WordPiece (BERT,
+MPNet) and Unigram (XLM-R, multilingual E5) can be cut. BPE is not supported: its tokens are merges
+of other tokens.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
   python ckd.py --objective kd --teacher my-encoder --student runs/trimmed --student-layers 1,4,5

@@ -61,6 +61,7 @@ def commands():
 
 
 def accept(parse, command):
+    command = re.sub(WRAPPED, "ckd.py", command)
     found = PROGRAM.match(command)
     words = shlex.split(command[found.end() :])
     return parse(importlib.import_module(found[1] or found[2]), *words)
@@ -75,7 +76,6 @@ def test_the_command_of_each_run_is_accepted_and_has_batches_of_similar_length(p
     every = [command for *_, command in runs.all_runs()]
     assert len(every) > 60 and len(commands()) > 120
     for command in every:
-        command = re.sub(WRAPPED, "ckd.py", command)
         command = re.sub(r"results/onnx_scores\.py \S+ extras", "-m extras", command)
         command = re.sub(r"results/onnx_scores\.py \S+ (\w+)", r"\1.py", command)
         if "split_words.py rare" in command:  # it has no options
