@@ -149,8 +149,9 @@ def test_frequent_tokens_stay(wordpiece, call_main, tmp_path):
     assert pieces(after, "the cafß") == ["[CLS]", "the", "cafß", "[SEP]"]
     assert pieces(after, "dog") == ["[CLS]", "d", "##o", "##g", "[SEP]"]
     # [CLS], [SEP] (4 each), the (3), s (1) of 15 tokens stay; then 2 + 2 + 2 more
-    before, after = [line.split("|")[4:6] for line in printed.splitlines()[2:]]
-    assert float(before[0]) == 3.75 and [float(cell) for cell in after] == [5.25, 80.0]
+    before, after = [line.split("|")[3:7] for line in printed.splitlines()[2:]]
+    assert float(before[0]) == 6  # [CLS], [SEP], the, dog, cat, ##s
+    assert float(before[2]) == 3.75 and [float(cell) for cell in after[2:]] == [5.25, 80.0]
 
 
 def test_what_cannot_be_cut(unigram, wordpiece, fails, tmp_path):
