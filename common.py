@@ -777,16 +777,14 @@ def reason_for_failure(stage, lines):
     dev = [row["dev"] for row in rows if "dev" in row]  # the first is before training
     rows = [row for row in rows if "loss" in row]
     # A loss grows with the memory bank, as log(bank) if the student guesses among its keys.
-    has_bank = any(row.get("bank") for row in rows)
-    rows = [row for row in rows if row.get("bank") or not has_bank]
-    losses = [row["loss"] / math.log(row["bank"] if has_bank else math.e) for row in rows]
+    losses = [row["loss"] / math.log(row.get("bank") or math.e) for row in rows]
     half = len(losses) // 2
     if half == 0:
         return f"too few steps to say why: the log has one line per {LOG_STEPS} steps"
     fall = dev[0] - min(dev)  # in points
     if fall < 1:
         return "dev hardly changed: try training data nearer to the dev pairs"
-    if np.mean(losses[half:]) > 0.9 * np.mean(losses[:half]):
+    if np.median(losses[half:]) > 0.9 * np.median(losses[:half]):
         return "the loss did not fall: try a smaller learning rate"
     advice = "try a smaller learning rate"
     if stage == "distill":

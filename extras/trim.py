@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from common import POOLINGS, ArgumentParser, Tokens, UserError, number, one_line_errors, run_main
-from common import load_encoder, read_sentences, replacing, save_encoder, table
+from common import ArgumentParser, Tokens, UserError, load_encoder, number, one_line_errors
+from common import read_sentences, replacing, run_main, save_encoder, table
 
 
 def read_vocabulary(tokenizer):
@@ -60,9 +60,7 @@ def choose(encoder, tokenizer, tokens, counts, amount):
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     kept.update(needed(tokens, tokenizer["model"].get("continuing_subword_prefix", "")))
     if amount < len(kept):
-        raise ValueError(
-            f"--tokens {amount} is too few: {len(kept)} special tokens and characters stay"
-        )
+        raise ValueError(f"--tokens {amount} is too few: {len(kept)} must stay")
     frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
     kept.update(frequent[: amount - len(kept)])
     return {int(old): new for new, old in enumerate(sorted(kept))}
@@ -112,7 +110,6 @@ def parse_args():
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
     add("--tokens", metavar="N", required=True, type=number(int, 1), help="how many to keep")
     add("--output", required=True, help="a new folder")
-    add("--pooling", choices=POOLINGS, help="of a folder that states none (default: mean)")
     return parser.parse_args()
 
 
@@ -121,7 +118,7 @@ def main():
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(args.train)
-    encoder = load_encoder(args.model, args.pooling)
+    encoder = load_encoder(args.model)
     with one_line_errors(args.model, "see --help"), replacing(Path(args.output)) as folder:
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
         tokens = read_vocabulary(tokenizer)

@@ -108,9 +108,14 @@ LINES = read_lines()
 RUNS = read_runs()
 
 
+def runs_of(name):
+    """NAME, or NAME-0, NAME-1, ...: those that were run."""
+    return [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+
+
 def seeds_of(name):
-    """The final tables of NAME, or of NAME-0, NAME-1, ..."""
-    return [RUNS[run] for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+    """The final tables of runs_of(name)."""
+    return [RUNS[run] for run in runs_of(name)]
 
 
 def last_row(scores):
@@ -172,8 +177,7 @@ def larger_teacher():
 def curve_scores(name):
     """The final rows of a run of CURVE, one per seed; some averages have a line of their own."""
     averages = RUNS["curve"] | RUNS["curve-seeds"]
-    runs = [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
-    return [averages.get(f"runs/{run}", {}) | last_row(RUNS[run]) for run in runs]
+    return [averages.get(f"runs/{run}", {}) | last_row(RUNS[run]) for run in runs_of(name)]
 
 
 def curve():
@@ -231,8 +235,6 @@ def compressed():
     """The files of how-many-megabytes.md -> {(depth, tokens, row of quantize.py): numbers}."""
     teacher = RUNS["layers-1-4-5-50k"]["teacher"]
     torch_scores = {ALL_TOKENS["six"]: teacher} | RUNS["fp32"] | RUNS["fp32-more"]
-    searches = {BITS[0]: RUNS["qnli"], BITS[2]: RUNS["qnli-4-bits"]}
-    tasks = {BITS[0]: RUNS["transfer-fp32"], BITS[2]: RUNS["transfer-4-bits"]}
     found = {}
     for tokens, depth in itertools.product(TOKENS, DEPTHS):
         name = f"{depth}{tokens}"
@@ -241,14 +243,14 @@ def compressed():
         folder = f"runs/{name}" if tokens else ALL_TOKENS[depth]
         scores = {BITS[0]: torch_scores[folder]} | RUNS[f"sts-{name}"]
         for bits, row in RUNS[f"dev-{name}"].items():
-            numbers = dict(mb=row["MB"], dev=row["Spearman"], speed=row["sentences/s"])
+            numbers = dict(mb=row["MB"], dev=row["Spearman"])
             if bits in scores:
                 numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
-                numbers["search"] = searches[bits].get(folder, {}).get("MRR@10")
-                accuracies = tasks[bits].get(folder, {}).items()
-                accuracies = [score for task, score in accuracies if task != "MRPC F1"]
-                numbers["transfer"] = mean(accuracies) if accuracies else None
             found[depth, tokens, bits] = numbers
+        if depth != "six":  # the teacher's file in 4 bits was scored on STS alone
+            tasks = RUNS["transfer-4-bits"][folder]
+            numbers["search"] = RUNS["qnli-4-bits"][folder]["MRR@10"]
+            numbers["transfer"] = mean(tasks[task] for task in ("CR", "TREC", "MRPC"))
     return found
 
 
@@ -262,7 +264,7 @@ def megabytes():
         cells += [f"{file['mb']:.1f}" for file in (fp32, int8, four)]
         cells += [f"{file['avg']:.2f}" for file in (fp32, four)]
         cells += [f"{file['dev']:.2f}" for file in (fp32, int8, four)]
-        cells += [f"{four[key]:.2f}" if four[key] else "" for key in ("search", "transfer")]
+        cells += [f"{four[key]:.2f}" if key in four else "" for key in ("search", "transfer")]
         rows.append(cells)
     header = ["layers", "tokens", "MB: fp32", "int8", "4 bits", "avg: fp32", "4 bits"]
     header += ["dev: fp32", "int8", "4 bits", "QNLI", "transfer"]

@@ -28,9 +28,9 @@ PAGES |= {f"docs/{path.name}": path for path in sorted(ROOT.glob("docs/*.md"))}
 PAGES |= {f"results/{path.name}": path for path in sorted(ROOT.glob("results/*.md"))}
 TEXTS = {name: path.read_text("utf-8") for name, path in PAGES.items()}
 PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
-# results/make.py, teaching.py and tests take no arguments of their own.
 # Scripts of results/ that run another script, with arguments of their own before its options.
 WRAPPED = r"results/(?:two_teachers\.py \S+ \S+|split_words\.py train \S+)"
+# results/make.py, teaching.py and tests take no arguments of their own.
 PROGRAM = re.compile(r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)")
 
 
