@@ -777,7 +777,7 @@ def reason_for_failure(stage, lines):
     dev = [row["dev"] for row in rows if "dev" in row]  # the first is before training
     rows = [row for row in rows if "loss" in row]
     # A loss grows with the memory bank, as log(bank) if the student guesses among its keys.
-    losses = [row["loss"] / math.log(row.get("bank") or math.e) for row in rows]
+    losses = [row["loss"] / math.log(max(row.get("bank", 0), math.e)) for row in rows]
     half = len(losses) // 2
     if half == 0:
         return f"too few steps to say why: the log has one line per {LOG_STEPS} steps"

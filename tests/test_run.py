@@ -177,7 +177,8 @@ def test_a_run_leaves_the_best_student_for_everybody(
     assert vectors.shape[1] == dimension
 
 
-# Excerpts of the logs of docs/engineering.md: dev scores; losses; sizes of the bank
+# Excerpts of the logs of docs/engineering.md: dev scores; losses; sizes of the bank. The last two
+# are made up.
 FAILED = [
     ("distill", [78.33, 13.05, 12.99, 11.22, 6.36], [404, 403, 437, 405, 402, 413], [0] * 6,
      "the loss did not fall: try a smaller"),
@@ -197,6 +198,7 @@ FAILED = [
     ("train", [78.33, 14.72, 24.30, 21.48], [3.160, 2.608, 2.371, 1.846, 1.978], None,
      "points: try a smaller"),
     ("distill", [78.33, 78.30], [], None, "too few steps"),
+    ("distill", [78.33, 13.05], [7.805, 8.316], [1, 1], "the loss did not fall"),  # --queue-size 1
 ]  # fmt: skip
 
 
