@@ -3,16 +3,16 @@
 Gao, Wu, Wang, Wang, Zang, Wang, Hu: "DistilCSE: Effective Knowledge Distillation For Contrastive
 Sentence Embeddings", arXiv:2112.05638.
 
-Stage 1 (distill), on unlabeled sentences: given the student's embedding of a sentence, pick out
-the frozen teacher's embedding of the same sentence among its embeddings of other sentences, those
-of the batch and of a memory bank. With --objective kd, minimize the squared error to the teacher's
-embedding instead. Stage 2 (finetune), on NLI (natural language inference) triplets, without the
-teacher: pick out the entailed sentence among all entailed and contradicting ones of the batch.
+Stage 1 (distill), on unlabeled sentences: the student's embedding of a sentence must identify the
+frozen teacher's embedding of the same sentence among the teacher's embeddings of the batch and of a
+memory bank (InfoNCE). --objective kd minimizes the squared error to it instead. Stage 2 (finetune),
+on NLI (natural language inference) triplets, without the teacher: the anchor must identify its
+entailed sentence among all entailed and contradicting sentences of the batch.
 
     sentence --> teacher (frozen) ----------------> h^T --> memory bank (teacher embeddings)
         |                                            |          |
         +-----> student --> h^S --> projection M --> InfoNCE <--+          stage 1, eq. 5 and 6
-                                +-> squared error to h^T                   --objective kd, eq. 2, 3
+                                                 +-> squared error to h^T  --objective kd, eq. 2, 3
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
 Departures that change results (docs/ckd.md has all of them, next to the authors' code):
@@ -22,7 +22,6 @@ Departures that change results (docs/ckd.md has all of them, next to the authors
   - The bank is cleared at the start of an epoch (paper: only its oldest entries go), so that no
     embedding of the same sentence is left.
   - KD averages over the batch (eq. 2: sum) and is unclipped, as in the authors' code.
-  - KD cuts texts at 128 tokens (authors' code: 64), in both stages.
 
   python ckd.py --student bert-base-uncased         the paper's student of 110M
   python ckd.py --objective kd --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
@@ -34,13 +33,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---- Losses --------------------------------------------------------------------------------------
+# ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
 def cosine(a, b):
-    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M], fp32 or fp64."""
-    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    return F.normalize(a.to(dtype), dim=-1) @ F.normalize(b.to(dtype), dim=-1).T
+    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M]."""
+    a = F.normalize(a, dim=-1)
+    b = F.normalize(b, dim=-1)
+    return a @ b.T
 
 
 def mse_loss(student, teacher):
@@ -87,11 +87,12 @@ def embed(encoder, input_ids, attention_mask):
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
-    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        positions = torch.arange(states.shape[1], device=states.device)  # [L]
+        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
         pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
@@ -110,160 +111,172 @@ def enqueue(queue, embeddings, size):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, number, parse, run_main
+from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_sentences, read_triplets
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
-from common import write_card
+from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
 
 def warmup_cosine(step, epoch_steps, total):
-    """Factor of the learning rate: rises for a tenth of an epoch, then falls to 0 as a cosine."""
+    """Factor of the learning rate: rises for a tenth of an epoch, then falls to 0 as a cosine.
+
+    As in the authors' code; the paper has no schedule.
+    """
     warmup = max(1, min(epoch_steps // 10, total))
     if step < warmup:
         return step / warmup
-    return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
+    progress = (step - warmup) / max(1, total - warmup)  # 0 to 1
+    return (1 + math.cos(math.pi * progress)) / 2
 
 
 def distill(student, sentences, targets, dev_set, run, args):
-    """Stage 1, section 3.1 -> the best step and the last. Dev scores use h^S, without M.
+    """Stage 1, section 3.1 -> (best_step, last_step). Dev scores use h^S, without M.
 
     targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
     has computed its embeddings once.
     """
-    tokens = Tokens(student, sentences, args.max_length)  # tokenized once; .lengths [n]
-    epoch_steps = math.ceil(len(sentences) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
+    tokens = Tokens(student, sentences, args.max_length)
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.epochs * batches.per_epoch, args.max_steps)
+    patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
     torch.manual_seed(args.seed)  # M starts at random
-    projection = nn.Identity()  # eq. 2 and 5
+    model = nn.Module()  # all that may be trained
+    model.student = student
+    model.projection = nn.Identity()  # eq. 2 and 5
     if student.dimension != targets.shape[1] or args.projection:
-        projection = nn.Linear(student.dimension, targets.shape[1])  # M of eq. 3 and 6, with a bias
-    log_tau = nn.ParameterList([torch.tensor(math.log(args.temperature))])
-    modules = nn.ModuleList([student, projection, log_tau]).to(args.device)
-    optimizer = torch.optim.Adam(modules.parameters(), lr=args.lr, betas=(0.9, 0.98), fused=True)
+        model.projection = nn.Linear(student.dimension, targets.shape[1])  # M of eq. 3 and 6
+    log_tau = torch.tensor(math.log(args.temperature))
+    model.log_tau = nn.Parameter(log_tau, requires_grad=args.learn_temperature)
+    model.to(args.device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98), fused=True)
     bank = torch.empty(0, targets.shape[1], device=args.device)  # [Q, D_T]
-    student.train()
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
-    state = [modules, optimizer]
+    state = [model, optimizer]
     step, best, best_step, bank = run.begin("distill", total, state, (0, -math.inf, 0, bank))
-    if step == 0:  # the student before training is the first candidate
-        best = spearman(embed, student, dev_set)["dev"]
-        save_encoder(student, args.output)
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step, bank))  # at most every five minutes
 
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:  # row numbers [N]
-        # An epoch begins; an embedding left from the last one may be of a sentence in the batch.
-        if (step - 1) % epoch_steps == 0:
-            bank = bank[:0]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
-        lr = args.lr * warmup_cosine(step, epoch_steps, total)
-        optimizer.param_groups[0]["lr"] = lr
-        temperature = log_tau[0].exp() if args.learn_temperature else args.temperature
-
-        ids, mask = tokens.batch(own_rows(rows), args.device)  # this process's share, [n, L] each
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = embed(student, ids, mask)  # h^S [n, D]
-        projected = projection(gather(local, len(rows)))  # h^S M, of all processes, with gradients
-        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
-        if args.objective == "kd":  # eq. 2 and 3
-            loss = mse_loss(projected, target)
-        elif args.objective == "ckd":  # eq. 5 and 6
-            loss = contrastive_distillation_loss(projected, target, bank, temperature)
-
-        optimizer.zero_grad()
-        loss.backward()
-        average_gradients(modules.parameters())  # now those of one process with the whole batch
-        if args.objective == "ckd":
-            nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
-        optimizer.step()
-        # Every 25 steps, a line of the log. With the bank, since more keys make a larger loss.
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
-        bank = enqueue(bank, target, args.queue_size)  # after the loss; KD's size is 0
-
-        # Now and then, and at the end: score the student, without dropout, and keep the best.
+        # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]
+            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, args.output)
             run.log_dev(step, dev)
-            if step - best_step >= patience_steps:
-                break
-            run.checkpoint(state, (step, best, best_step, bank))  # if the last is 5 minutes old
-    return best_step, step
+            if step == total or step - best_step >= patience:
+                return best_step, step
+
+        # An epoch begins: clear the bank. It may hold embeddings of the sentences that come next.
+        if step % batches.per_epoch == 0:
+            bank = bank[:0]
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        lr = args.lr * warmup_cosine(step, batches.per_epoch, total)
+        optimizer.param_groups[0]["lr"] = lr
+        with autocast:
+            embedding = embed_rows(embed, student, tokens, rows, args.device)  # h^S [N, D]
+        projected = model.projection(embedding)  # h^S M [N, D_T]
+        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
+        temperature = model.log_tau.exp()
+        if args.objective == "kd":
+            loss = mse_loss(projected, target)  # eq. 2 and 3
+        elif args.objective == "ckd":
+            loss = contrastive_distillation_loss(projected, target, bank, temperature)  # eq. 5, 6
+        optimizer.zero_grad()
+        loss.backward()
+        if args.objective == "ckd":
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        # The log has the size of the bank, since more keys make a larger loss.
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
+        bank = enqueue(bank, target, args.queue_size)  # after the loss; for KD, it stays empty
 
 
 def finetune(student, triplets, dev_set, run, args):
-    """Stage 2, section 3.2 -> the best step and the last.
+    """Stage 2, section 3.2 -> (best_step, last_step).
 
     triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is also a
     candidate: it is kept if stage 2 makes it worse.
     """
     columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
-    epoch_steps = math.ceil(len(lengths) / args.finetune_batch_size)
-    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
-    log_tau = nn.ParameterList([torch.tensor(math.log(args.finetune_temperature))])
-    modules = nn.ModuleList([student, log_tau]).to(args.device)
+    batches = Batches(lengths, args.finetune_batch_size, args.seed, args.group_by_length)
+    total = min(args.finetune_epochs * batches.per_epoch, args.max_steps)
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
+    model = nn.Module()
+    model.student = student
+    log_tau = torch.tensor(math.log(args.finetune_temperature))
+    model.log_tau = nn.Parameter(log_tau, requires_grad=args.learn_temperature)
+    model.to(args.device).train()
     peak = args.finetune_lr
-    optimizer = torch.optim.Adam(modules.parameters(), lr=peak, betas=(0.9, 0.98), fused=True)
-    student.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), fused=True)
 
-    state = [modules, optimizer]
-    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))  # as in distill
-    if step == 0:
-        best = spearman(embed, student, dev_set)["dev"]
-        save_encoder(student, args.output)
-        run.log_dev(0, best)
+    state = [model, optimizer]
+    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    batch_size = args.finetune_batch_size
-    order = batches(lengths, batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:
-        torch.manual_seed(step_seed(args.seed, step))
-        lr = peak * warmup_cosine(step, epoch_steps, total)
-        optimizer.param_groups[0]["lr"] = lr
-        temperature = log_tau[0].exp() if args.learn_temperature else args.finetune_temperature
-
-        inputs = [tokens.batch(own_rows(rows), args.device) for tokens in columns]
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = [embed(student, *batch) for batch in inputs]  # [n, D] each
-        anchor, positive, hard_negative = [gather(part, len(rows)) for part in local]  # [N, D]
-        loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature)
-
-        optimizer.zero_grad()
-        loss.backward()
-        average_gradients(modules.parameters())
-        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
-        optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature)
-
+        # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
             dev = spearman(embed, student, dev_set)["dev"]
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, args.output)
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
+            if step == total:
+                return best_step, step
+
+        # One step.
+        rows = batches[step]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)
+        lr = peak * warmup_cosine(step, batches.per_epoch, total)
+        optimizer.param_groups[0]["lr"] = lr
+        with autocast:  # [N, D] each
+            anchor, positive, hard_negative = [
+                embed_rows(embed, student, tokens, rows, args.device) for tokens in columns
+            ]
+        temperature = model.log_tau.exp()
+        loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature)  # eq. 7
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 NLI = "nli_for_simcse.csv"
-DEMO = dict(teacher=MINILM, student_layers="1,3,5", triplets=f"{DEMO_FOLDER}/triplets.csv")
-DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, lr=1e-4, eval_steps=100, group_by_length=True)
-DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, finetune_lr=2e-5)
+DEMO = dict(
+    teacher=MINILM,
+    student_layers="1,3,5",
+    train=f"{DEMO_FOLDER}/sentences.txt",
+    triplets=f"{DEMO_FOLDER}/triplets.csv",
+    dev=f"{DEMO_FOLDER}/dev.tsv",
+    epochs=1,
+    batch_size=64,
+    lr=1e-4,
+    finetune_epochs=1,
+    finetune_batch_size=64,
+    finetune_lr=2e-5,
+    eval_steps=100,
+    group_by_length=True,
+)
 
 
 def parse_args():
-    positive_int = number(int, 1)
-    positive_float = number(float, 1e-9)
+    positive_int = in_range(int, 1)
+    positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
     add_data_options(parser, NEWS_5M)
@@ -276,27 +289,25 @@ def parse_args():
     add("--projection", action="store_true", help="use M even if the dimensions are equal")
     add("--temperature", type=positive_float, help="tau (default: 0.05; learned: starts at 0.368)")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
-    add("--queue-size", type=number(int, 0), default=65536, help=f"of the memory bank; {stage_1}")
-    patience = (
-        "end stage 1 after this many epochs without a better dev score; 0: never (default: 3)"
-    )
-    add("--patience", type=number(int, 0), default=3, help=patience)
+    add("--queue-size", type=in_range(int, 0), default=65536, help=f"of the memory bank; {stage_1}")
+    patience = "epochs without a better dev score that end stage 1; 0: never (default: %(default)s)"
+    add("--patience", type=in_range(int, 0), default=3, help=patience)
     add("--epochs", type=positive_int, default=20, help=stage_1)
-    add("--batch-size", type=number(int, 2), default=512, help=stage_1)
+    add("--batch-size", type=in_range(int, 2), default=512, help=stage_1)
     add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")
     add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.1)")
     add("--finetune-temperature", type=positive_float, default=0.05, help="tau (default: 0.05)")
     add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
-    add("--finetune-batch-size", type=number(int, 2), default=128, help=stage_2)
+    add("--finetune-batch-size", type=in_range(int, 2), default=128, help=stage_2)
     add("--finetune-lr", type=positive_float, help="stage 2 (default: 5e-5; 1e-5 for 30M to 80M)")
-    add_run_options(parser, "runs/ckd", max_length=None, eval_steps=125)
-    args = parse(parser, DEMO)
+    add_run_options(parser, output="runs/ckd", max_length=64, eval_steps=125)
+    args = parse_options(parser, DEMO)
     if args.stage is None:
-        args.stage = "distill" if args.train != NEWS_5M and not args.triplets else "both"
+        args.stage = "distill" if args.train and not args.triplets else "both"
+    args.train = args.train or NEWS_5M
     args.triplets = args.triplets or NLI
-    if args.temperature is None:
+    if args.temperature is None:  # the authors' code: log(1 / tau) starts at 1
         args.temperature = math.exp(-1) if args.learn_temperature else 0.05
-    args.max_length = args.max_length or (64 if args.objective == "ckd" else 128)
     if args.objective != "ckd":
         args.queue_size = 0  # no bank
     return args
@@ -322,21 +333,22 @@ def main():
         run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
         run.scores["student before"] = spearman(embed, student, sets)
         targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        del teacher  # from a GPU's memory
-        steps = distill(student, sentences, targets, dev_set, run, args)
+        del teacher  # frees GPU memory
+        best_step, last_step = distill(student, sentences, targets, dev_set, run, args)
         student = load_encoder(args.output, device=args.device)  # the best one
-        run.finish(*steps, {"best of stage 1": spearman(embed, student, sets)})
+        row = {"best of stage 1": spearman(embed, student, sets)}
+        run.finish(best_step, last_step, row)
     if args.stage != "distill" and "finetune" not in run.finished:
         if args.stage == "both":
             student = load_encoder(args.output, device=args.device)
         else:
             run.scores["student before"] = spearman(embed, student, sets)
-        steps = finetune(student, triplets, dev_set, run, args)
+        best_step, last_step = finetune(student, triplets, dev_set, run, args)
         student = load_encoder(args.output, device=args.device)
-        run.finish(*steps, {"best of stage 2": spearman(embed, student, sets)})
-    student = load_encoder(args.output)
+        row = {"best of stage 2": spearman(embed, student, sets)}
+        run.finish(best_step, last_step, row)
     text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
-    write_card(run, args, student, text)
+    write_card(run, args, text)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
-To audit a score, read from "Tokens" to "Text files". The rest loads and saves models, keeps the
-output folder of a run, and parses shared options. Invalid input raises UserError, whose message is
-one line: what is wrong, where, and what to do.
+First come sentences to vectors, Spearman's correlation and text files. To audit a score, read these
+and load_encoder(). The rest saves models, keeps the output folder of a run, and parses the shared
+options. Invalid input raises UserError, whose message is one line: what is wrong, where, and what
+to do.
 """
 
 import argparse
@@ -23,12 +24,10 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
@@ -37,14 +36,12 @@ from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # number of processes; torchrun sets these
-RANK = int(os.environ.get("RANK", 0))  # of this process; 0 writes and prints
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if WORLD_SIZE > 1 else 0  # on its host
-BAR = dict(mininterval=1 if os.isatty(2) else 30, disable=RANK > 0)  # progress bars; seconds
+BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # padding included, when encoding
+PART_TOKENS = {"cpu": 2048, "cuda": 16384}  # at most, in one forward pass, padding included
+PART_TEXTS = {"cpu": 8, "cuda": 128}  # at least, where a part ends because texts get shorter
 CHUNK = 100_000  # texts that the teacher encodes at a time
 
 
@@ -59,9 +56,8 @@ class Tokens:
         if encoder.prompt:
             texts = [encoder.prompt + text for text in texts]
         rows = []
-        for start in range(0, len(texts), 10_000):
-            part = list(texts[start : start + 10_000])
-            ids = encoder.tokenizer(part, truncation=True, max_length=limit).input_ids
+        for part in cut(texts, 10_000):
+            ids = encoder.tokenizer(list(part), truncation=True, max_length=limit).input_ids
             rows += [np.array(row, np.int32) for row in ids]
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
@@ -88,76 +84,104 @@ def to_device(array, device):
 
 
 def cut(rows, size):
-    """Row numbers [n] -> a list of arrays [size], the last of which may be shorter."""
-    return np.split(rows, range(size, len(rows), size))
+    """A sequence -> its parts of `size` items, the last of which may be shorter."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def epoch_batches(lengths, batch_size, group_by_length, random):
-    """The batches of one epoch in random order -> a list of row numbers [N].
+class Batches:
+    """batches[step]: the row numbers [N] of a training step 0, 1, ..., epoch after epoch.
 
-    group_by_length: sort rows by length within windows of 100 batches, for less padding, and
-    shuffle the batches of a window.
+    An epoch's order depends on (seed, epoch) alone. lengths [n]: in tokens. group_by_length: sort
+    rows by length within windows of 100 batches, for less padding, and shuffle a window's batches.
     """
-    order = random.permutation(len(lengths))
-    if not group_by_length:
-        return cut(order, batch_size)
-    epoch = []
-    for window in cut(order, 100 * batch_size):
-        by_length = window[np.argsort(lengths[window], kind="stable")]
-        parts = cut(by_length, batch_size)
-        epoch += [parts[i] for i in random.permutation(len(parts))]
-    return epoch
+
+    def __init__(self, lengths, batch_size, seed, group_by_length):
+        if len(lengths) < 2:
+            raise UserError("there is one training example; training needs two or more")
+        self.lengths = lengths
+        self.batch_size = batch_size
+        self.seed = seed
+        self.group_by_length = group_by_length
+        self.per_epoch = math.ceil(len(lengths) / batch_size)
+        self.epoch = None
+
+    def __getitem__(self, step):
+        epoch, position = divmod(step, self.per_epoch)
+        if epoch != self.epoch:
+            self.epoch, self.drawn = epoch, self.draw(epoch)
+        return self.drawn[position]
+
+    def draw(self, epoch):
+        """The batches of an epoch -> list of row numbers."""
+        random = np.random.default_rng([self.seed, epoch])
+        order = random.permutation(len(self.lengths))
+        if not self.group_by_length:
+            return cut(order, self.batch_size)
+        drawn = []
+        for window in cut(order, 100 * self.batch_size):
+            by_length = window[np.argsort(self.lengths[window], kind="stable")]
+            parts = cut(by_length, self.batch_size)
+            drawn += [parts[i] for i in random.permutation(len(parts))]
+        return drawn
 
 
-def batches(lengths, batch_size, seed, group_by_length, done, total, drop_last=False):
-    """Yield (step, row numbers [N]) for the steps done + 1 to total, epoch after epoch.
+def similar_lengths(lengths, device):
+    """Lengths [N] in tokens -> parts of the N positions for one forward pass each, longest first.
 
-    An epoch's batches depend on (seed, epoch) alone. lengths [n]: in tokens. drop_last: leave out
-    an epoch's last batch if it is smaller than the others.
+    Padding costs time, and so does a further forward pass. A part ends where a text has less than
+    0.7 of the tokens of the part's longest, or where it is full (measured: results/speed.md).
     """
-    step = 0
-    for epoch in itertools.count():
-        random = np.random.default_rng([seed, epoch])
-        for rows in epoch_batches(lengths, batch_size, group_by_length, random):
-            if step == total:
-                return
-            if drop_last and len(rows) < batch_size:
-                continue
-            step += 1
-            if step > done:
-                yield step, rows
+    kind = torch.device(device).type
+    order = np.argsort(-lengths, kind="stable")
+    parts = []
+    start = 0
+    for i in range(1, len(order)):
+        longest = lengths[order[start]]
+        size = i - start
+        is_full = (size + 1) * longest > PART_TOKENS[kind]
+        is_shorter = lengths[order[i]] < 0.7 * longest and size >= PART_TEXTS[kind]
+        if is_full or is_shorter:
+            parts.append(order[start:i])
+            start = i
+    return [*parts, order[start:]]
 
 
-def step_seed(seed, step):
-    """The seed of a step's dropout, which depends on seed, step and process only."""
-    return seed * 1_000_003 + step + RANK * 2_654_435_769
+def embed_rows(embed, encoder, tokens, rows, device):
+    """embed() of the texts of a batch, row numbers [N] -> [N, D], or a tuple of such tensors.
+
+    The batch is embedded in parts of similar length: the result is the same but for rounding and
+    draws of dropout, and short texts are not padded to the longest one. extras/distributed.py
+    replaces this function.
+    """
+    parts = similar_lengths(tokens.lengths[rows], device)
+    outputs = [embed(encoder, *tokens.batch(rows[part], device)) for part in parts]
+    in_order = to_device(np.argsort(np.concatenate(parts)), device)
+    if torch.is_tensor(outputs[0]):
+        return torch.cat(outputs)[in_order]
+    return tuple(torch.cat(column)[in_order] for column in zip(*outputs))
 
 
 @torch.no_grad()
 def encode(embed, encoder, texts, precision="fp32", rows=None):
     """n texts, or their Tokens -> float32 array [n, D] in their order, without dropout.
 
-    embed(encoder, input_ids, attention_mask) -> [N, D]. rows: only these texts. Several processes
-    share a batch. Raises UserError if an embedding is not finite, or zero, where no cosine exists.
+    embed(encoder, input_ids, attention_mask) -> [N, D]. rows: only these texts. Raises UserError if
+    an embedding is not finite, or zero, where no cosine exists.
     """
     tokens = texts if isinstance(texts, Tokens) else Tokens(encoder, texts)
     rows = np.arange(len(tokens.lengths)) if rows is None else rows
-    order = np.argsort(-tokens.lengths[rows], kind="stable")  # longest first: little padding
     device = next(encoder.parameters()).device
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
     training = encoder.training
     encoder.eval()
-    parts = []
-    rest = rows[order]
-    with tqdm(total=len(rows), unit=" texts", leave=False, delay=1, **BAR) as bar:
-        while len(rest) > 0:
-            size = max(1, TOKENS_PER_BATCH[device.type] // tokens.lengths[rest[0]])
-            batch, rest = np.split(rest, [size * WORLD_SIZE])
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                local = embed(encoder, *tokens.batch(own_rows(batch), device)).float()
-            parts.append(gather(local, len(batch)).cpu().numpy())
-            bar.update(len(batch))
+    parts = similar_lengths(tokens.lengths[rows], device)
+    outputs = []
+    for part in tqdm(parts, "encoding", unit="batch", leave=False, delay=1, **BAR):
+        with autocast:
+            output = embed(encoder, *tokens.batch(rows[part], device))
+        outputs.append(output.float().cpu().numpy())
     encoder.train(training)
-    vectors = np.concatenate(parts)[np.argsort(order)]
+    vectors = np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
     valid = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if not valid.all():
         text = encoder.tokenizer.decode(tokens.row(rows[valid.argmin()]))
@@ -169,71 +193,27 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
     """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
 
-    The name of the file in the cache is a hash of all that the numbers depend on: embed()'s source,
-    the teacher's weights and settings, the tokens, the precision, and `key` for anything else.
+    The name of the file in the cache is a hash of embed()'s source, the teacher's weights and
+    settings, the tokens, the precision, and `key`. extras/distributed.py replaces this function.
     """
     tokens = Tokens(teacher, texts, max_length)
     settings = [inspect.getsource(embed), str(teacher), teacher.model.config.to_json_string()]
     settings += [teacher.pooling, teacher.normalize, precision, key]
-    digest = hashlib.sha256(repr(settings).encode())
-    for value in teacher.state_dict().values():
-        digest.update(value.cpu().contiguous().numpy())
-    digest.update(tokens.ids)
-    digest.update(tokens.starts)
-    file = CACHE / f"teacher-{digest.hexdigest()[:32]}.npy"
-    exists = gather(torch.tensor([file.exists()]), WORLD_SIZE)  # for each process
-    if not exists.all():
-        with replacing(file) as new, open(new if LOCAL_RANK == 0 else os.devnull, "wb") as out:
+    weights = (value.cpu().contiguous().numpy() for value in teacher.state_dict().values())
+    parts = itertools.chain([repr(settings).encode(), tokens.ids, tokens.starts], weights)
+    file = CACHE / f"teacher-{digest(parts)}.npy"
+    if not file.exists():
+        with replacing(file) as new, open(new, "wb") as out:
+            # Not by a memory map, which would end the process on a full disk.
             for rows in cut(np.arange(len(texts)), CHUNK):
-                part = encode(embed, teacher, tokens, precision, rows)  # by all processes together
+                part = encode(embed, teacher, tokens, precision, rows)
                 if rows[0] == 0:
                     shape = (len(texts), part.shape[1])
                     header = dict(descr="<f4", fortran_order=False, shape=shape)
                     np.lib.format.write_array_header_1_0(out, header)
                 out.write(part)
-        wait()
-    return np.load(file, mmap_mode="r")
-
-
-# ---- Several processes: these functions do nothing when there is only one ------------------------
-
-
-def own_rows(rows):
-    """This process's part [n] of a batch's rows [N]; the first rows repeat to make parts equal."""
-    n = math.ceil(len(rows) / WORLD_SIZE)
-    return np.resize(rows, n * WORLD_SIZE)[RANK * n : (RANK + 1) * n]
-
-
-def gather(local, total):
-    """Tensors of the own_rows() of each process, [n, ...] -> of all processes, [total, ...].
-
-    Every process computes the same loss of the whole batch, so each scales its own gradient by
-    WORLD_SIZE; average_gradients() then restores the gradient of a single process.
-    """
-    if WORLD_SIZE == 1:
-        return local
-    parts = [local.new_empty(local.shape) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, local.detach().contiguous())
-    if local.requires_grad:
-        local.register_hook(lambda gradient: WORLD_SIZE * gradient)
-    parts[RANK] = local
-    return torch.cat(parts)[:total]
-
-
-@torch.no_grad()
-def average_gradients(parameters):
-    """Replace each gradient by its mean over the processes."""
-    if WORLD_SIZE == 1:
-        return
-    for value in parameters:
-        if value.grad is not None:
-            dist.all_reduce(value.grad)
-            value.grad /= WORLD_SIZE
-
-
-def wait():
-    """Return when all processes have called it."""
-    gather(torch.zeros(1), WORLD_SIZE)
+    with one_line_errors(file, "delete this file"):
+        return np.load(file, mmap_mode="r")
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -284,15 +264,15 @@ def read_rows(path, parse, form):
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
     is_empty = True
-    with one_line_errors(path, form) as place, open_file(path, "rb") as file:
+    with one_line_errors(path, form), open_file(path, "rb") as file:
         for number, data in enumerate(file, 1):
-            place.line = number
-            row = parse(data.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+            with one_line_errors(f"{path}:{number}", form):
+                row = parse(data.decode("utf-8-sig").rstrip("\r\n"))
             if row not in (None, ""):
                 is_empty = False
                 yield row
-        if is_empty:
-            raise UserError(f"{path}: there is nothing in it; {form}")
+    if is_empty:
+        raise UserError(f"{path}: there is nothing in it; {form}")
 
 
 def split_columns(line, positions, exact=True):
@@ -326,20 +306,24 @@ def read_triplets(name):
     """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
     path = resolve_data(name)
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
-    lines = read_rows(path, lambda line: line + "\n", form)
+    reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
     rows = []
-    with one_line_errors(path, form) as place:
-        reader = csv.reader(lines, strict=True)
-        for fields in reader:
-            place.line = reader.line_num  # a field may have several lines
-            if not fields:  # a blank line
-                continue
+    with one_line_errors(path, form):
+        for fields in filter(None, reader):  # no blank lines; a field may have several lines
             rows.append([text.strip() for text in fields])
             if len(fields) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
-                raise ValueError(f"{len(fields)} columns, an empty one, or another header")
-    if len(rows) < 2:
-        raise UserError(f"{path}: no rows after the header; {form}")
+                place = f"{path}:{reader.line_num}"
+                raise UserError(f"{place}: columns are missing, empty or too many; {form}")
+        if len(rows) < 2:
+            raise ValueError("no rows after the header")
     return rows[1:]
+
+
+def gold_score(text):
+    """A score of a file of scored pairs. Raises ValueError."""
+    if not 0 <= float(text) <= 5:  # or NaN
+        raise ValueError(f"{text!r} is not a score from 0 to 5")
+    return float(text)
 
 
 def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
@@ -399,6 +383,8 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 POOLING_FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
+# transformers would else ask whether to run a folder's code; parse_options() sets the attention.
+LOADING = dict(trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
 
 
 class Encoder(nn.Module):
@@ -426,8 +412,8 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
     encoder = Encoder()
     encoder.name = str(name)
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
-        entries = read_json(folder / "modules.json", [])
-        transformer = folder / entries[0]["path"] if entries else folder
+        modules = read_json(folder / "modules.json", [dict(path="")])
+        transformer = folder / modules[0]["path"]
         encoder.model, encoder.tokenizer = load_transformer(transformer, dropout)
         encoder.width = encoder.model.config.hidden_size
         encoder.max_length = longest_input(encoder, transformer)
@@ -435,26 +421,25 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
         encoder.prompts = encoder.stated.get("prompts", {})
         default_prompt = encoder.stated.get("default_prompt_name")
         encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
-        stated = (pooling, [], False) if pooling else read_modules(folder, entries, default)
-        encoder.pooling, heads, encoder.normalize = stated
+        encoder.pooling, encoder.heads, encoder.normalize = pooling, nn.Sequential(), False
+        if not pooling:
+            read_modules(encoder, folder, modules, default)
         pooler = getattr(encoder.model, "pooler", None)
         if pooling == "pooler" and not pooler:
             raise ValueError("it has no pooler")
-        if encoder.pooling == "pooler":
+        if encoder.pooling == "pooler":  # from now on, [CLS] and a dense head
             encoder.pooling = "cls"
             if pooler:
-                heads = [nn.Sequential(pooler.dense, nn.Tanh())]
-                encoder.model.pooler = None  # it is saved as a dense head alone
-        encoder.heads = nn.Sequential(*heads)
+                encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
+                encoder.model.pooler = None
         if layers:
             keep_layers(encoder.model, layers)
-    return encoder.to(device)
+    return encoder.to(device).eval()
 
 
 def load_transformer(folder, dropout=None):
     """-> a model in float32, its tokenizer. Raises ValueError for weights that are missing."""
-    options = dict(trust_remote_code=False)  # transformers would else ask, and run it
-    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
         raise ValueError("it has an encoder and a decoder, which is not supported")
     config.use_cache = False  # of keys and values, for decoders that generate
@@ -462,9 +447,8 @@ def load_transformer(folder, dropout=None):
         for key, value in config.to_dict().items():
             if re.search("dropout|pdrop$", key) and type(value) in (int, float):
                 setattr(config, key, dropout)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    options |= dict(config=config, dtype=torch.float32, output_loading_info=True)
-    model, report = transformers.AutoModel.from_pretrained(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model, report = transformers.AutoModel.from_pretrained(folder, config=config, **LOADING)
     missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
     if missing:
         raise ValueError(f"its weights lack {min(missing)}")
@@ -475,13 +459,15 @@ def load_transformer(folder, dropout=None):
 
 def longest_input(encoder, transformer):
     """The number of tokens that the folder states, at most those that have a position."""
-    stated = {}
+    settings = {}
     for file in transformer.glob("sentence_*_config.json"):  # bert, in older folders also roberta
-        stated |= read_json(file, {})
-    positions = getattr(encoder.model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa's positions begin after the number of its padding token.
-    positions -= 1 + getattr(getattr(encoder.model, "embeddings", None), "padding_idx", -1)
-    return int(min(stated.get("max_seq_length") or encoder.tokenizer.model_max_length, positions))
+        settings |= read_json(file, {})
+    length = settings.get("max_seq_length") or encoder.tokenizer.model_max_length
+    positions = getattr(encoder.model.config, "max_position_embeddings", None) or length
+    embeddings = getattr(encoder.model, "embeddings", None)
+    if hasattr(embeddings, "padding_idx"):  # RoBERTa's positions begin after this number
+        positions -= embeddings.padding_idx + 1
+    return int(min(length, positions))
 
 
 def keep_layers(model, layers):
@@ -507,23 +493,24 @@ def keep_layers(model, layers):
     model.config.num_hidden_layers = len(kept)
 
 
-def read_modules(folder, entries, default):
-    """Entries of modules.json -> pooling, heads, normalize. ValueError for what is unsupported."""
-    if not entries[1:]:
-        return default, [], False
-    kinds = [entry["type"].split(".")[-1] for entry in entries]
+def read_modules(encoder, folder, modules, default):
+    """Set pooling, heads and normalization as modules.json states them. Raises ValueError."""
+    if not modules[1:]:
+        encoder.pooling = default
+        return
+    kinds = [module["type"].split(".")[-1] for module in modules]
     if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
-    places = [folder / entry["path"] for entry in entries]
+    places = [folder / module["path"] for module in modules]
     config = read_json(places[1] / "config.json", {})
     has_prompt = config.pop("include_prompt", True)
     flags = [key.removeprefix("pooling_mode_") for key in config if config[key] is True]
     named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
-    pooling = config.get("pooling_mode", named)
-    if pooling not in POOLING_FLAGS.values() or not has_prompt:
-        raise ValueError(f"its pooling, {pooling}, is not supported; see --pooling")
-    heads = [read_dense(place) for place, kind in zip(places, kinds) if kind == "Dense"]
-    return pooling, heads, kinds[-1] == "Normalize"
+    encoder.pooling = config.get("pooling_mode", named)
+    if encoder.pooling not in POOLING_FLAGS.values() or not has_prompt:
+        raise ValueError(f"its pooling, {encoder.pooling}, is not supported; see --pooling")
+    encoder.normalize = kinds[-1] == "Normalize"
+    encoder.heads.extend(read_dense(place) for place, kind in zip(places, kinds) if kind == "Dense")
 
 
 def read_dense(place):
@@ -539,18 +526,15 @@ def read_dense(place):
     return nn.Sequential(linear, activation())
 
 
-def save_encoder(encoder, folder, pooling=()):
+def save_encoder(encoder, folder, pooling=None, stated=None):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
 
-    pooling: (kind, config, tensors, further keys of modules.json) of modules in the place of the
-    one for encoder.pooling. Only process 0 writes.
+    pooling: modules in the place of the one for encoder.pooling, (kind, config, tensors) each;
+    stated: further keys of the first one in modules.json.
     """
-    if RANK > 0:
-        return
-    modules = list(pooling) or [pooling_module(encoder, encoder.pooling)]
-    modules += [dense_module(*head) for head in encoder.heads]
-    if encoder.normalize:
-        modules.append(("Normalize", {}, {}, {}))
+    modules = pooling or [pooling_module(encoder, encoder.pooling)]
+    modules = modules + [dense_module(*head) for head in encoder.heads]
+    modules += [("Normalize", {}, {})] if encoder.normalize else []
     package = "sentence_transformers.models"
     entries = [dict(idx=0, name="0", path="", type=f"{package}.Transformer")]
     folder = Path(folder)
@@ -561,13 +545,13 @@ def save_encoder(encoder, folder, pooling=()):
         encoder.tokenizer.save_pretrained(new)
         write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
         write_json(new / "config_sentence_transformers.json", encoder.stated)
-        for number, (kind, config, tensors, stated) in enumerate(modules, 1):
+        for number, (kind, config, tensors) in enumerate(modules, 1):
             path = f"{number}_{kind}"
-            entry = dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}")
-            entries.append(entry | stated)
+            entries.append(dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}"))
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
+        entries[1] |= stated or {}
         shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)  # moves files
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
@@ -577,7 +561,7 @@ def pooling_module(encoder, pooling):
     """A pooling as a module of sentence-transformers, for save_encoder()."""
     config = {f"pooling_mode_{flag}": name == pooling for flag, name in POOLING_FLAGS.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
-    return "Pooling", config, {}, {}
+    return "Pooling", config, {}
 
 
 def dense_module(linear, activation):
@@ -585,7 +569,7 @@ def dense_module(linear, activation):
     config = dict(in_features=linear.in_features, out_features=linear.out_features)
     config["bias"] = linear.bias is not None
     config["activation_function"] = f"torch.nn.{type(activation).__name__}"
-    return "Dense", config, linear.state_dict(prefix="linear."), {}
+    return "Dense", config, linear.state_dict(prefix="linear.")
 
 
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
@@ -644,6 +628,7 @@ def download(repository, file=None):
 
 LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+ADVICE = "see docs/engineering.md#when-no-step-improved-the-dev-score"
 
 
 class Run:
@@ -660,8 +645,15 @@ class Run:
         """
         self.folder = Path(args.output)
         self.device = args.device
-        self.settings = run_settings(args, files, texts)
-        refuse_another_run(self.folder, self.settings)
+        self.stage = None
+        self.args = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+        del self.args["--output"]
+        code = [Path(file) for file in (*files, __file__)]
+        names = ", ".join(file.name for file in code)
+        self.args[f"code of {names}:"] = digest(file.read_bytes() for file in code)
+        rows = itertools.chain.from_iterable(texts)
+        self.args["texts of its files:"] = digest(repr(row).encode() for row in rows)
+        self.refuse_another_run()
         self.saved = dict(stage=None, scores={}, finished=[], log=[])
         checkpoint = self.folder / "checkpoint.pt"
         if checkpoint.exists():
@@ -669,90 +661,96 @@ class Run:
                 self.saved = torch.load(checkpoint, "cpu", weights_only=True)  # runs no code
         self.scores = self.saved["scores"]  # {row: {column: score}}
         self.finished = self.saved["finished"]  # names of stages
-        self.lines = self.saved["log"]
-        self.stage = None
-        wait()  # until all processes have read the folder
+
+    def refuse_another_run(self):
+        before = read_json(self.folder / "args.json", None)
+        if before is None and any(self.folder.glob("[!.]*")):  # hidden files: of a killed run
+            raise UserError(f"{self.folder}: has other files; choose another --output")
+        for name, value in self.args.items():
+            if before and before.get(name) != value:
+                found = f"has a run with {name} {before.get(name)}, not {value}"
+                advice = "choose another --output, or delete the folder"
+                raise UserError(f"{self.folder}: {found}; {advice}")
 
     def is_complete(self):
         """True, and the table of scores is printed, if nothing is left to do."""
         complete = (self.folder / "README.md").exists()  # it is written last
-        if complete and RANK == 0:
+        if complete:
             print(table(self.scores))
         return complete
 
-    def begin(self, stage, total, modules, progress):
+    def begin(self, stage, total, state, progress):
         """Begin or continue a stage of `total` steps -> its progress.
 
-        modules: all that training changes in place; each has a state_dict(). progress: numbers and
+        state: all that training changes in place; each has a state_dict(). progress: numbers and
         tensors, the step first, that a new stage begins with.
         """
         self.stage = stage
-        if RANK == 0:
-            for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
-                file.unlink()
-            with replacing(self.folder / "metrics.jsonl") as new:
-                new.write_text("".join(self.lines))  # without what came after the checkpoint
+        for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
+            file.unlink()
         if self.saved["stage"] == stage:
-            for part, state in zip(modules, self.saved.pop("states")):
-                part.load_state_dict(state)
+            for part, content in zip(state, self.saved["state"]):
+                part.load_state_dict(content)
             progress = self.saved["progress"]
+        self.save(state, progress)  # before the student of the last stage is replaced
+        with replacing(self.folder / "metrics.jsonl") as new:
+            new.write_text("".join(self.saved["log"]))  # without what came after the checkpoint
         self.bar = tqdm(desc=stage, total=total, initial=progress[0], unit="step", **BAR)
-        self.save(modules, progress)  # before the student of the last stage is replaced
-        self.restart_clock()
         return [x.to(self.device) if torch.is_tensor(x) else x for x in progress]
 
-    def checkpoint(self, modules, progress):
-        """Save all that begin() restores, if the last checkpoint is CHECKPOINT_SECONDS old."""
-        if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS:
-            self.bar.set_description(f"{self.stage}: saving a checkpoint")
-            self.save(modules, progress)
-        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
+    def checkpoint(self, state, progress):
+        """Save all that begin() restores, if the last checkpoint is CHECKPOINT_SECONDS old.
 
-    def finish(self, best_step, step, scores):
-        """End a stage after `step` steps. scores {row: {column: score}}: for the final table."""
+        And if the loss has just been logged, since it is then known to be finite.
+        """
+        is_old = time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS
+        if is_old and progress[0] % LOG_STEPS == 0:
+            self.save(state, progress)
+
+    def finish(self, best_step, last_step, scores):
+        """End a stage. scores {row: {column: score}}: for the final table."""
         self.bar.close()
         if best_step == 0:
-            problem = f"{self.stage}: no step improved the dev score, so the starting model is kept"
-            note(f"{problem}; {reason_for_failure(self.stage, self.lines)}")
+            found = "no step improved the dev score, so the starting model is kept"
+            note(f"{self.stage}: {found}; {ADVICE}")
         for name, row in scores.items():
-            self.scores[f"{name} (step {best_step} of {step})"] = row
+            self.scores[f"{name} (step {best_step} of {last_step})"] = row
         self.finished.append(self.stage)
         self.stage = None
         self.save((), ())
 
-    def save(self, modules, progress):
+    def save(self, state, progress):
         """Write args.json and the checkpoint."""
-        if RANK == 0:
-            write_json(self.folder / "args.json", self.settings)
-            state = dict(stage=self.stage, progress=progress, scores=self.scores)
-            state |= dict(finished=self.finished, log=self.lines)
-            state["states"] = [part.state_dict() for part in modules]
-            file = self.folder / "checkpoint.pt"
-            with one_line_errors(file, "free disk space"), replacing(file) as new:
-                torch.save(state, new)
+        write_json(self.folder / "args.json", self.args)
+        self.saved |= dict(stage=self.stage, progress=progress)
+        self.saved["state"] = [part.state_dict() for part in state]
+        file = self.folder / "checkpoint.pt"
+        with one_line_errors(file, "free disk space"), replacing(file) as new:
+            torch.save(self.saved, new)
         self.saved_at = time.perf_counter()
+        self.restart_clock()
 
     def restart_clock(self):
-        self.rows, self.clock = 0, time.perf_counter()
+        self.sentences, self.clock = 0, time.perf_counter()
 
-    def log(self, step, rows, **values):
+    def log(self, step, sentences, **values):
         """Every LOG_STEPS steps, append scalar tensors or numbers to metrics.jsonl.
 
-        rows: of the batch. Between these steps, nothing is fetched from the device.
+        sentences: of the batch. Between these steps, nothing is fetched from the device.
         """
-        self.rows += rows
+        self.sentences += sentences
         self.bar.update()
         if step % LOG_STEPS == 0:
-            speed = round(self.rows / (time.perf_counter() - self.clock), 1)
+            speed = round(self.sentences / (time.perf_counter() - self.clock), 1)
             self.write_line(step, **values, sentences_per_second=speed)
             text = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
             self.bar.set_description(text, refresh=False)
             self.restart_clock()
 
     def log_dev(self, step, score):
-        wait()  # until process 0 has saved the student, which the others may load
         self.write_line(step, dev=score)
         self.bar.set_postfix_str(f"dev {score:.2f}")
+        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
 
     def write_line(self, step, **values):
         """Append a line to metrics.jsonl. Raises UserError for a value that is not finite."""
@@ -762,105 +760,24 @@ class Run:
             if not math.isfinite(line[name]):
                 found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
                 raise UserError(f"{self.folder}: {found}; the best student so far is kept")
-        self.lines.append(json.dumps(line) + "\n")
-        if RANK == 0:
-            with open(self.folder / "metrics.jsonl", "a") as file:
-                file.write(self.lines[-1])
+        self.saved["log"].append(json.dumps(line) + "\n")
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(self.saved["log"][-1])
 
 
-def reason_for_failure(stage, lines):
-    """Explain, from its log, why a stage did not improve the dev score.
-
-    lines: of metrics.jsonl. docs/engineering.md has the failed runs that the rules are based on.
-    """
-    rows = [row for row in map(json.loads, lines) if row["stage"] == stage]
-    dev = [row["dev"] for row in rows if "dev" in row]  # the first is before training
-    rows = [row for row in rows if "loss" in row]
-    # A loss grows with the memory bank, as log(bank) if the student guesses among its keys.
-    losses = [row["loss"] / math.log(max(row.get("bank", 0), math.e)) for row in rows]
-    half = len(losses) // 2
-    if half == 0:
-        return f"too few steps to say why: the log has one line per {LOG_STEPS} steps"
-    fall = dev[0] - min(dev)  # in points
-    if fall < 1:
-        return "dev hardly changed: try training data nearer to the dev pairs"
-    if np.median(losses[half:]) > 0.9 * np.median(losses[:half]):
-        return "the loss did not fall: try a smaller learning rate"
-    advice = "try a smaller learning rate"
-    if stage == "distill":
-        advice += " or, for a teacher of another model family, extras.align"
-    return f"the loss fell, and so did dev, by up to {fall:.1f} points: {advice}"
-
-
-CHANGED = {
-    "code": "has a run with other code (its script or common.py has changed since)",
-    "texts": "has a run with other texts (a file that it reads has changed since)",
-}
-
-
-def run_settings(args, files, texts):
-    """-> {"--option": value}, and hashes of the code and of all texts that the run reads."""
-    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
-    del settings["--output"]
-    code = b"".join(Path(file).read_bytes() for file in (__file__, *files))
-    settings["code"] = f"sha256 {hashlib.sha256(code).hexdigest()[:16]}"
-    content = hashlib.sha256()
-    for row in itertools.chain.from_iterable(texts):
-        content.update(repr(row).encode())
-    settings["texts"] = f"sha256 {content.hexdigest()[:16]}"
-    return settings
-
-
-def refuse_another_run(folder, settings):
-    """Raise UserError if the folder has a run with other settings, or files of no run."""
-    before = read_json(folder / "args.json", None)
-    if before is None and any(folder.glob("[!.]*")):  # hidden files: of a killed run
-        raise UserError(f"{folder}: has other files; choose another --output")
-    for name, value in settings.items():
-        if before and before.get(name) != value:
-            problem = f"has a run with {name} {before.get(name)}, not {value}"
-            problem = CHANGED.get(name, problem)
-            raise UserError(f"{folder}: {problem}; choose another --output, or delete the folder")
-
-
-USAGE = """from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{folder}")
-embeddings = model.encode(["A man plays the guitar."])  # [1, {dimension}]"""
-CARD = """---
-base_model: {base}
-library_name: {library}
-tags: [sentence-similarity, knowledge-distillation]
----
-
-{text} It began as {base} and returns embeddings of {dimension} dimensions.
-
-```python
-{usage}
-```
-
-{table}
-
-Command: `{command}`
-"""
-
-
-def write_card(run, args, student, text, usage=USAGE):
+def write_card(run, args, text, library="sentence-transformers"):
     """Write README.md, the model card of the best student, and print the table of scores.
 
-    text: what trained it; usage: Python that loads it.
+    text: what trained it; library: which loads it.
     """
-    if RANK > 0:
-        return
     base = args.student or args.teacher
-    values = dict(text=text, table=table(run.scores), dimension=student.dimension)
-    values["base"] = Path(base).name if Path(base).exists() else base
-    values["library"] = "sentence-transformers" if usage == USAGE else "transformers"
-    values["usage"] = usage.format(folder=run.folder.as_posix(), dimension=student.dimension)
-    values["command"] = shlex.join(["python", *sys.argv])
+    base = Path(base).name if Path(base).exists() else base
+    head = ["---", f"base_model: {base}", f"library_name: {library}", "---"]
+    command = shlex.join(["python", *sys.orig_argv[1:]])
+    body = [text, table(run.scores), f"Command: `{command}`"]
     with replacing(run.folder / "README.md") as new:
-        new.write_text(CARD.format(**values), "utf-8")
-    print(values["table"])
+        new.write_text("\n".join(head) + "\n\n" + "\n\n".join(body) + "\n", "utf-8")
+    print(table(run.scores))
     note(f"saved {run.folder}")
 
 
@@ -889,44 +806,36 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
     add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
     text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=number(float, 0, 0.99), help=text)
+    add("--dropout", type=in_range(float, 0, 0.99), help=text)
 
 
 def add_data_options(parser, train):
     add = parser.add_argument_group("data").add_argument
-    add("--train", default=train, help="sentences or a .csv of triplets (default: %(default)s)")
+    add("--train", help=f"sentences or a .csv of triplets (default: {train})")
     add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
     add("--senteval", help="folder or tar file (default without --dev: from the Hub)")
     add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
 
 
-def add_run_options(parser, output, max_length, eval_steps, max_steps=0, precisions=()):
-    """Options of every run; the arguments are defaults, and further choices of --precision."""
+def add_run_options(parser, precisions=("fp32", "bf16"), **defaults):
+    """Options of every run. defaults: of output, max_length and eval_steps."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shown = "(default: %(default)s)"
-    steps = "training steps" if max_steps else "at most this many steps per stage; 0: all"
-    length = f"in tokens, of a training text (default: {max_length or 'set by --objective'})"
-    interval = f"steps between dev scores (default: {eval_steps or 'an epoch'})"
     order = "batches of texts of similar length: less padding (default: random order)"
     add = parser.add_argument_group("run").add_argument
-    add("--output", default=output, help=f"folder for everything {shown}")
-    add(
-        "--max-steps",
-        type=number(int, min(1, max_steps)),
-        default=max_steps,
-        help=f"{steps} {shown}",
-    )
-    add("--max-length", type=number(int, 3), default=max_length, help=length)  # [CLS], text, [SEP]
-    add("--eval-steps", type=number(int, 1), default=eval_steps, help=interval)
-    add("--seed", type=number(int, 0), default=0, help=shown)
+    add("--output", help=f"folder for everything {shown}")
+    add("--max-steps", type=in_range(int, 1), default=10**9, help="at most, in each stage")
+    add("--max-length", type=in_range(int, 3), help=f"of a training text, in tokens {shown}")
+    add("--eval-steps", type=in_range(int, 1), help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help=order)
     add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
-    precision = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16", *precisions), help=precision)
+    add("--precision", choices=precisions, help="(default: bf16 on a GPU that has it, else fp32)")
     add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
+    parser.set_defaults(**defaults)
 
 
-def parse(parser, demo):
+def parse_options(parser, demo):
     """-> the arguments, whose defaults are those of `demo` if --demo is given."""
     if "--demo" in sys.argv:
         parser.set_defaults(**demo, output=f"{parser.get_default('output')}-demo")
@@ -937,23 +846,23 @@ def parse(parser, demo):
         on_gpu = args.device == "cuda"
         has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if has_bf16 else "fp32"
+    trains_in_bf16 = args.precision == "bf16" and args.device == "cpu"
+    # On a CPU that has bf16, the backward pass of the default attention is slow in it.
+    is_slow = trains_in_bf16 and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+    LOADING["attn_implementation"] = "eager" if is_slow else None  # None: the default
     return args
 
 
-def number(kind, low, high=10**9):
+def in_range(kind, low, high=10**9):
     """A type for argparse: text -> an int or float from `low` to `high`, never NaN."""
 
-    def parse(text):
-        with contextlib.suppress(ValueError):
-            if low <= kind(text) <= high:
-                return kind(text)
-        found = f"{text!r} is not a number ({kind.__name__}) from {low:g} to {high:g}"
-        raise argparse.ArgumentTypeError(found)
+    def convert(text):
+        if not low <= kind(text) <= high:
+            raise ValueError
+        return kind(text)
 
-    return parse
-
-
-gold_score = number(float, 0, 5)  # of a file of scored pairs
+    convert.__name__ = f"number ({kind.__name__} from {low:g} to {high:g})"  # argparse prints it
+    return convert
 
 
 def load_student(args, default="mean"):
@@ -991,18 +900,16 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def one_line_errors(place, advice):
-    """Convert any exception into UserError "place:line: reason; advice"; the block may set line."""
-    position = SimpleNamespace(line=None)
+    """Convert any exception into UserError "place: reason; advice"."""
     try:
-        yield position
+        yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
-        where = f"{place}:{position.line}" if position.line else place
         reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
         is_absent = isinstance(error, FileNotFoundError) and error.errno  # not the Hub's
         advice = "" if is_absent else f"; {advice}"
-        raise UserError(f"{where}: {reason}{advice}") from error
+        raise UserError(f"{place}: {reason}{advice}") from error
 
 
 def run_main(main):
@@ -1010,13 +917,7 @@ def run_main(main):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        if WORLD_SIZE > 1:
-            if torch.cuda.is_available():
-                torch.cuda.set_device(LOCAL_RANK)  # "cuda" then means this process's own GPU
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         main()
-        if WORLD_SIZE > 1:
-            dist.destroy_process_group()  # its threads would else be running at exit
     except (UserError, OSError, MemoryError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyboardInterrupt):
@@ -1028,9 +929,15 @@ def run_main(main):
 
 
 def note(text):
-    """Print a line on stderr, from process 0."""
-    if RANK == 0:
-        print(text, file=sys.stderr)
+    print(text, file=sys.stderr)
+
+
+def digest(parts):
+    """The first 32 digits of the sha256 of bytes and arrays."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()[:32]
 
 
 def read_json(path, default):
@@ -1053,7 +960,7 @@ def replacing(path):
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")  # containers share process ids
     try:
         yield new
-        if new.exists():
+        if not path.is_dir():  # another process may have been faster
             os.replace(new, path)
     finally:
         shutil.rmtree(new, ignore_errors=True)  # a folder

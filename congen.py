@@ -32,13 +32,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---- Losses --------------------------------------------------------------------------------------
+# ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
 def cosine(a, b):
-    """sim of eq. 1, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K], fp32 or fp64."""
-    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    return F.normalize(a.to(dtype), dim=-1) @ F.normalize(b.to(dtype), dim=-1).T
+    """sim of eq. 1, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K]."""
+    a = F.normalize(a, dim=-1)
+    b = F.normalize(b, dim=-1)
+    return a @ b.T
 
 
 def similarity_distribution(z, queue, temperature):
@@ -80,21 +81,20 @@ def embed(encoder, input_ids, attention_mask):
     """Token ids and mask, [N, L] each -> embeddings z [N, D] in float32.
 
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
-    layers after pooling; `normalize`. The same for teacher and student, in training and scoring,
-    except that training leaves out the L2 normalization, which makes no difference to eq. 1.
+    layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
-    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        positions = torch.arange(states.shape[1], device=states.device)  # [L]
+        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
         pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     embedding = encoder.heads(pooled).float()  # [N, D]
-    normalized = encoder.normalize and not encoder.training
-    return F.normalize(embedding, dim=-1) if normalized else embedding
+    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
 def add_head(encoder, dimension, start="random"):
@@ -124,96 +124,30 @@ def enqueue(queue, embeddings, size):
 
 import numpy as np
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, number, parse, run_main
+from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_sentences, read_text_pairs
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
-from common import write_card
+from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
 DELETION_RATE = 0.1  # Table 6
 
 
 def warmup_linear(step, total):
-    """Factor of the learning rate: rises for a tenth of all steps (section 4.1), then falls."""
+    """Factor of the learning rate: rises for a tenth of all steps (section 4.1), then falls to 0.
+
+    The linear fall is that of the authors' code.
+    """
     warmup = math.ceil(total / 10)
-    return min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
+    if step <= warmup:
+        return step / warmup
+    return (total + 1 - step) / (total + 1 - warmup)
 
 
 def delete_words(sentence, random):
     """Delete each word with probability 10 %; a sentence left without words stays as it is."""
     words = [word for word in sentence.split() if random.random() >= DELETION_RATE]
     return " ".join(words) or sentence
-
-
-def distill(student, first, second, targets, dev_set, run, args):
-    """Section 3 -> the best step and the last.
-
-    first: n sentences; second: their other views, or None, and words of the first are deleted;
-    targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and main()
-    has computed its embeddings once.
-    """
-    torch.manual_seed(args.seed)  # the head starts at random
-    add_head(student, targets.shape[1], args.head)
-    student.to(args.device).train()
-    tokens = Tokens(student, first, args.max_length)
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
-    start = np.random.default_rng(args.seed).permutation(len(targets))[: args.queue_size]
-    # K random sentences (section 4.1), [K, D], of which the first drawn leave first.
-    queue = to_device(targets[start[::-1]], args.device)
-    parameters = list(student.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
-
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
-    state = [student, optimizer]
-    step, best, best_step, queue = run.begin("distill", total, state, (0, -math.inf, 0, queue))
-    if step == 0:  # the student before training is the first candidate
-        best = spearman(embed, student, dev_set)["dev"]
-        save_encoder(student, args.output)
-        run.log_dev(0, best)
-
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
-        lr = args.lr * warmup_linear(step, total)
-        optimizer.param_groups[0]["lr"] = lr
-
-        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
-        queue = enqueue(queue, reference, len(queue))  # before the loss, section 3.2
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = embed(student, *tokens.batch(own_rows(rows), args.device))  # of this process
-        control = gather(local, len(rows))  # z_con of all processes [N, D]
-        generalize = control  # has no weight if alpha is 1
-        if args.alpha < 1:
-            texts = second_views(first, second, rows, [args.seed, step])  # N of them
-            views = Tokens(student, texts, args.max_length)
-            local_rows = own_rows(np.arange(len(rows)))
-            with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-                local = embed(student, *views.batch(local_rows, args.device))
-            generalize = gather(local, len(rows))  # z_gen of all processes [N, D]
-        taus = (args.teacher_temperature, args.student_temperature)
-        loss = congen_loss(control, generalize, reference, queue, *taus, args.alpha)
-
-        optimizer.zero_grad()
-        loss.backward()
-        average_gradients(parameters)  # now those of one process with the whole batch
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr)
-
-        # Now and then, and at the end: score the student, and keep the best.
-        if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(student, args.output)
-            run.log_dev(step, dev)
-            if step - best_step >= patience_steps:
-                break
-            run.checkpoint(state, (step, best, best_step, queue))
-    return best_step, step
 
 
 def second_views(first, second, rows, seed):
@@ -224,19 +158,100 @@ def second_views(first, second, rows, seed):
     return [delete_words(first[row], random) for row in rows]
 
 
+def distill(student, first, second, targets, dev_set, run, args):
+    """Section 3 -> (best_step, last_step).
+
+    first: n sentences; second: their other views, or None, and words of the first are deleted;
+    targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and main()
+    has computed its embeddings once.
+    """
+    tokens = Tokens(student, first, args.max_length)
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.epochs * batches.per_epoch, args.max_steps)
+    patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
+    torch.manual_seed(args.seed)  # the head starts at random
+    add_head(student, targets.shape[1], args.head)
+    student.to(args.device).train()
+    parameters = list(student.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
+    # The queue starts with K random sentences (section 4.1). The 1 makes this draw differ from
+    # every epoch's order: numpy ignores zeros at the end of a seed.
+    random = np.random.default_rng([args.seed, 0, 1])
+    queue = to_device(targets[random.permutation(len(targets))[: args.queue_size]], args.device)
+
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
+    state = [student, optimizer]
+    step, best, best_step, queue = run.begin("distill", total, state, (0, -math.inf, 0, queue))
+    while True:
+        run.checkpoint(state, (step, best, best_step, queue))  # at most every five minutes
+
+        # Now and then, before the first step and after the last: score the student, keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output)
+            run.log_dev(step, dev)
+            if step == total or step - best_step >= patience:
+                return best_step, step
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        lr = args.lr * warmup_linear(step, total)
+        optimizer.param_groups[0]["lr"] = lr
+        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
+        queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
+        with autocast:
+            control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]
+        if args.alpha == 1:
+            generalize = control  # its weight, 1 - alpha, is 0
+        else:
+            views = second_views(first, second, rows, [args.seed, step])  # N texts
+            view_tokens = Tokens(student, views, args.max_length)
+            every = np.arange(len(rows))
+            with autocast:
+                generalize = embed_rows(embed, student, view_tokens, every, args.device)  # z_gen
+        loss = congen_loss(
+            control,
+            generalize,
+            reference,
+            queue,
+            args.teacher_temperature,
+            args.student_temperature,
+            args.alpha,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, lr=lr)
+
+
 # ---- Command line --------------------------------------------------------------------------------
 
-
-DEMO = dict(teacher=MINILM, student_layers="1,3,5")
-DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, lr=5e-4, eval_steps=50, group_by_length=True)
+NLI = "nli_for_simcse.csv"
+DEMO = dict(
+    teacher=MINILM,
+    student_layers="1,3,5",
+    train=f"{DEMO_FOLDER}/sentences.txt",
+    dev=f"{DEMO_FOLDER}/dev.tsv",
+    epochs=1,
+    batch_size=64,
+    lr=5e-4,
+    eval_steps=50,
+    group_by_length=True,
+)
 
 
 def parse_args():
-    positive_float = number(float, 1e-9)
+    positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
-    add_data_options(parser, "nli_for_simcse.csv")
+    add_data_options(parser, NLI)
     views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
     start = "initial weights of the head (default: %(default)s; paper §4.1)"
     control = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
@@ -245,18 +260,20 @@ def parse_args():
     add = parser.add_argument_group("method").add_argument
     add("--pairs", help=views)
     add("--head", choices=("random", "identity"), default="random", help=start)
-    add("--alpha", type=number(float, 0, 1), default=0.5, help=control)
-    add("--epochs", type=number(int, 1), default=20, help=section)
-    add("--batch-size", type=number(int, 2), default=128, help=section)
+    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=control)
+    add("--epochs", type=in_range(int, 1), default=20, help=section)
+    add("--batch-size", type=in_range(int, 2), default=128, help=section)
     add("--lr", type=positive_float, default=5e-5, help=f"peak learning rate {table_7}")
     add("--teacher-temperature", type=positive_float, default=0.05, help=f"tau^T {table_7}")
     names = ("--student-temperature", "--temperature")
     add(*names, type=positive_float, default=0.07, help=f"tau^S {table_7}")
-    add("--queue-size", type=number(int, 2), default=65536, help=f"K, at most all {table_7}")
+    add("--queue-size", type=in_range(int, 2), default=65536, help=f"K, at most all {table_7}")
     text = "end after this many epochs without a better dev score; 0: never (default: %(default)s)"
-    add("--patience", type=number(int, 0), default=7, help=text)
-    add_run_options(parser, "runs/congen", max_length=128, eval_steps=512)
-    return parse(parser, DEMO)
+    add("--patience", type=in_range(int, 0), default=7, help=text)
+    add_run_options(parser, output="runs/congen", max_length=128, eval_steps=512)
+    args = parse_options(parser, DEMO)
+    args.train = args.train or NLI
+    return args
 
 
 def main():
@@ -276,13 +293,15 @@ def main():
         run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
         run.scores["student before"] = spearman(embed, student, sets)
         targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
-        del teacher  # from a GPU's memory
-        steps = distill(student, first, second, targets, {"dev": sets["dev"]}, run, args)
+        del teacher  # frees GPU memory
+        dev_set = {"dev": sets["dev"]}
+        best_step, last_step = distill(student, first, second, targets, dev_set, run, args)
         student = load_encoder(args.output, device=args.device)  # the best one
-        run.finish(*steps, {"best student": spearman(embed, student, sets)})
+        row = {"best student": spearman(embed, student, sets)}
+        run.finish(best_step, last_step, row)
     how = "given by --pairs" if args.pairs else "by word deletion"
     text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
-    write_card(run, args, load_encoder(args.output), f"{text}, second views {how}.")
+    write_card(run, args, f"{text}, second views {how}.")
 
 
 if __name__ == "__main__":

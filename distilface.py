@@ -11,24 +11,20 @@ out its second among those of the whole batch. There is no teacher: DistilBERT w
         +-------> student, dropout mask z' --> pool --> h^+ (keys)    --+
 
 Departures that change results (docs/distilface.md has all of them, next to the authors' code):
-  - An epoch's last batch is left out if it is smaller.
   - STS-B dev chooses the best student; the paper chose the number of steps on the test sets.
-  - Training is in bf16 on a GPU, else fp32; the paper's mixed precision is --precision fp16.
-  - Each of several processes draws the dropout of its own sentences.
+  - A GPU that has bf16 trains in it; the paper's mixed precision is --precision fp16.
 
   python distilface.py                              the paper's setting, Table 3
   python distilface.py --student MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---- Losses --------------------------------------------------------------------------------------
+# ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
 def simcse_loss(first, second, temperature):
@@ -45,41 +41,24 @@ def simcse_loss(first, second, temperature):
 # ---- Model ---------------------------------------------------------------------------------------
 
 
-class Pooling(NamedTuple):
-    """Which layers a pooling uses, and how it combines them at each token."""
-
-    combine: str  # "mean", "max" or "concat"
-    layers: Callable  # number of layers -> positions in hidden_states; 0 is the embedding layer
-    needed: int = 1  # number of layers
-
-
-POOLINGS = {  # section 5.6, with the names of the authors' code
-    "cls": Pooling("mean", lambda depth: [depth]),  # the only one that takes one token
-    "avg": Pooling("mean", lambda depth: [depth]),
-    "last_second_hidden": Pooling("mean", lambda depth: [depth - 1], needed=2),
-    "avg_all_hidden": Pooling("mean", lambda depth: range(depth + 1)),
-    "avg_second_to_last_hidden": Pooling("mean", lambda depth: range(1, depth + 1)),
-    "avg_first_last": Pooling("mean", lambda depth: [0, depth]),
-    "avg_last2": Pooling("mean", lambda depth: [depth - 1, depth], needed=2),
-    "avg_last4": Pooling("mean", lambda depth: range(depth - 3, depth + 1), needed=4),
-    "max_all_hidden": Pooling("max", lambda depth: range(depth + 1)),
-    "max_second_to_last_hidden": Pooling("max", lambda depth: range(1, depth + 1)),
-    "max_first_last": Pooling("max", lambda depth: [0, depth]),
-    "max_last2": Pooling("max", lambda depth: [depth - 1, depth], needed=2),
-    "max_last4": Pooling("max", lambda depth: range(depth - 3, depth + 1), needed=4),
-    "concat_last4": Pooling("concat", lambda depth: range(depth - 3, depth + 1), needed=4),
+# Section 5.6, with the names of the authors' code: how layers are combined at each token, and which
+# ones, as positions in hidden_states, where 0 is the embedding layer.
+POOLINGS = {
+    "cls": ("mean", [-1]),  # at the first token; the others average all tokens
+    "avg": ("mean", [-1]),
+    "last_second_hidden": ("mean", [-2]),
+    "avg_all_hidden": ("mean", slice(None)),
+    "avg_second_to_last_hidden": ("mean", slice(1, None)),
+    "avg_first_last": ("mean", [0, -1]),
+    "avg_last2": ("mean", slice(-2, None)),
+    "avg_last4": ("mean", slice(-4, None)),
+    "max_all_hidden": ("max", slice(None)),
+    "max_second_to_last_hidden": ("max", slice(1, None)),
+    "max_first_last": ("max", [0, -1]),
+    "max_last2": ("max", slice(-2, None)),
+    "max_last4": ("max", slice(-4, None)),
+    "concat_last4": ("concat", slice(-4, None)),
 }
-
-
-def layer_positions(pooling, depth):
-    """The positions in hidden_states of the layers that a pooling uses, in order.
-
-    Raises ValueError if there are too few layers; the embedding layer does not count as a last one.
-    """
-    needed = POOLINGS[pooling].needed
-    if depth < needed:
-        raise ValueError(f"pooling {pooling} needs {needed} layers, and there are {depth}")
-    return list(POOLINGS[pooling].layers(depth))
 
 
 def pool(hidden_states, attention_mask, pooling):
@@ -89,18 +68,18 @@ def pool(hidden_states, attention_mask, pooling):
 
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
     attention_mask [N, L]; pooling: one of POOLINGS; "cls" returns the last layer's state at [CLS].
-    Returns [N, H], or [N, 4 H] for concat_last4. Raises ValueError for too few layers.
+    Returns [N, H], or [N, 4 H] for concat_last4.
     """
     if pooling == "cls":
         return hidden_states[-1][:, 0]
-    layers = [hidden_states[i] for i in layer_positions(pooling, len(hidden_states) - 1)]
-    combine = POOLINGS[pooling].combine
+    combine, positions = POOLINGS[pooling]
+    layers = torch.stack(hidden_states)[positions]  # [k, N, L, H]
     if combine == "concat":
-        tokens = torch.cat(layers, dim=-1)  # [N, L, 4 H]
+        tokens = torch.cat([*layers], dim=-1)  # [N, L, 4 H]
     elif combine == "max":
-        tokens = torch.stack(layers).amax(dim=0)  # [N, L, H]
+        tokens = layers.amax(dim=0)  # [N, L, H]
     else:
-        tokens = torch.stack(layers).mean(dim=0)  # [N, L, H]
+        tokens = layers.mean(dim=0)  # [N, L, H]
     mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
     return (tokens * mask).sum(dim=1) / mask.sum(dim=1)
 
@@ -110,85 +89,88 @@ def embed(encoder, input_ids, attention_mask):
 
     encoder: has `model`, a transformer, and `pooling`. The same in training and scoring.
     """
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+    output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
     hidden_states = [states.float() for states in output.hidden_states]  # [N, L, H] each
     return pool(hidden_states, attention_mask, encoder.pooling)
 
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, number, parse, run_main
+import numpy as np
+
+from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, in_range, parse_options, run_main
 from common import add_data_options, add_run_options, evaluation_sets, read_sentences
-from common import load_encoder, one_line_errors, pooling_module, save_encoder, spearman
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed
-from common import write_card
+from common import load_encoder, pooling_module, save_encoder, spearman
+from common import Batches, Run, Tokens, embed_rows, write_card
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(encoder, sentences, dev_set, run, args):
-    """Section 3 -> the best step and the last."""
-    tokens = Tokens(encoder, sentences, args.max_length)
-    total = args.max_steps
-    parameters = list(encoder.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+def train(student, sentences, dev_set, run, args):
+    """Section 3 -> (best_step, last_step)."""
+    tokens = Tokens(student, sentences, args.max_length)
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.steps, args.max_steps)
+    autocast = torch.autocast(args.device, DTYPES[args.precision], enabled=args.precision != "fp32")
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
-    encoder.train()
+
+    parameters = list(student.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    student.train()
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
-    state = [encoder, scaler, optimizer]
+    state = [student, scaler, optimizer]
     step, best, best_step = run.begin("train", total, state, (0, -math.inf, 0))
-    if step == 0:  # the student before training is the first candidate
-        best = spearman(embed, encoder, dev_set)["dev"]
-        save_encoder(encoder, args.output, pooling_modules(encoder))
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    options = (args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in batches(tokens.lengths, *options, drop_last=True):  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
-        lr = args.lr * (1 - (step - 1) / total)
+        # Now and then, before the first step and after the last: score the student, keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output, *pooling_modules(student))
+            run.log_dev(step, dev)
+            if step == total:
+                return best_step, step
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        lr = args.lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
-
-        input_ids, attention_mask = tokens.batch(own_rows(rows), args.device)  # [n, L]
-        with torch.autocast(args.device, DTYPES[args.precision], enabled=args.precision != "fp32"):
-            # One pass over both views: dropout differs in every row.
-            local = embed(encoder, input_ids.repeat(2, 1), attention_mask.repeat(2, 1))  # [2 n, D]
-        first, second = [gather(view, len(rows)) for view in local.chunk(2)]  # h, h^+ [N, D]
+        twice = np.concatenate([rows, rows])  # each row of a forward pass has its own dropout
+        with autocast:
+            views = embed_rows(embed, student, tokens, twice, args.device)  # [2 N, D]
+        first, second = views.chunk(2)  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
-
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        average_gradients(parameters)  # now those of one process with the whole batch
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
         scaler.update()
         run.log(step, len(rows), loss=loss, lr=lr)
 
-        # Now and then, and at the end: score the student, and keep the best.
-        if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, encoder, dev_set)["dev"]
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output, pooling_modules(encoder))
-            run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
-
 
 # ---- Command line --------------------------------------------------------------------------------
 
-DEMO = dict(student=MINILM, student_layers="1,3,5")
-DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(pooling="avg", max_steps=100, eval_steps=25, group_by_length=True)
-USAGE = """import eval_sts  # sentence-transformers cannot load it
-
-student, embed = eval_sts.load("{folder}")
-vectors = eval_sts.encode(embed, student, ["A man plays the guitar."])"""
+WIKIPEDIA = "wiki1m_for_simcse.txt"
+DEMO = dict(
+    student=MINILM,
+    student_layers="1,3,5",
+    pooling="avg",
+    train=f"{DEMO_FOLDER}/sentences.txt",
+    dev=f"{DEMO_FOLDER}/dev.tsv",
+    steps=100,
+    eval_steps=25,
+    group_by_length=True,
+)
 
 
 def parse_args():
-    positive_float = number(float, 1e-9)
+    positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
     table_3 = "(default: %(default)s; paper Table 3)"
     add = parser.add_argument_group("model").add_argument
@@ -196,15 +178,18 @@ def parse_args():
     add("--student", default="distilbert-base-uncased", help=student)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
-    add("--dropout", type=number(float, 0, 0.99), help="student dropout (default: its folder's)")
-    add_data_options(parser, "wiki1m_for_simcse.txt")
+    add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
+    add_data_options(parser, WIKIPEDIA)
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
-    add("--batch-size", type=number(int, 2), default=128, help=table_3)
+    add("--batch-size", type=in_range(int, 2), default=128, help=table_3)
     add("--lr", type=positive_float, default=1e-5, help=f"falls to 0 as in the code {table_3}")
-    options = dict(max_length=32, eval_steps=250, max_steps=20_000, precisions=["fp16"])
-    add_run_options(parser, "runs/distilface", **options)
-    return parse(parser, DEMO)
+    add("--steps", type=in_range(int, 1), default=20_000, help="(default: %(default)s; paper §5.1)")
+    defaults = dict(output="runs/distilface", max_length=32, eval_steps=250)
+    add_run_options(parser, precisions=DTYPES, **defaults)
+    args = parse_options(parser, DEMO)
+    args.train = args.train or WIKIPEDIA
+    return args
 
 
 def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
@@ -212,44 +197,45 @@ def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
     # A given pooling, "mean", makes load_encoder() leave out dense heads and normalization.
     encoder = load_encoder(name, "mean", layers, dropout=dropout, device=device)
     encoder.pooling = pooling
-    with one_line_errors(name, "choose another --pooling"):
-        positions = layer_positions(pooling, encoder.model.config.num_hidden_layers)
+    depth = encoder.model.config.num_hidden_layers
+    for ending, needed in dict(last_second_hidden=2, last2=2, last4=4).items():
+        if pooling.endswith(ending) and depth < needed:
+            found = f"pooling {pooling} needs {needed} layers, and it has {depth}"
+            raise UserError(f"{name}: {found}; choose another --pooling")
     if pooling == "concat_last4":
-        encoder.width *= len(positions)
+        encoder.width *= 4
     # SentenceTransformer looks here for the layers that its WeightedLayerPooling averages.
-    averages_layers = POOLINGS[pooling].combine == "mean" and pooling not in ("cls", "avg")
+    averages_layers = POOLINGS[pooling][0] == "mean" and pooling not in ("cls", "avg")
     encoder.model.config.output_hidden_states = averages_layers
     return encoder
 
 
 def pooling_modules(encoder):
-    """encoder.pooling as modules of sentence-transformers, which save_encoder() writes.
+    """encoder.pooling as modules of sentence-transformers, and what the first one states.
 
-    If several layers are pooled, the first module states the pooling's name for eval_sts.py.
+    If several layers are pooled, it states the pooling's name for eval_sts.py.
     """
     tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
     if encoder.pooling in ("cls", "avg"):
-        return [tokens]
-    stated = dict(script="distilface", pooling=encoder.pooling)
-    if POOLINGS[encoder.pooling].combine != "mean":  # which sentence-transformers refuses
-        refused = dict(type="sentence_distillation.LayerPooling")
-        return [("LayerPooling", {}, {}, refused | stated)]
+        return [tokens], {}
+    combine, positions = POOLINGS[encoder.pooling]
+    entry = dict(script="distilface", pooling=encoder.pooling)
+    if combine != "mean":  # which sentence-transformers refuses
+        entry["type"] = "sentence_distillation.LayerPooling"
+        return [("LayerPooling", {}, {})], entry
     config = encoder.model.config
     depth = config.num_hidden_layers
     layers = dict(embedding_dimension=config.hidden_size, num_hidden_layers=depth, layer_start=0)
-    positions = layer_positions(encoder.pooling, depth)
     weights = torch.zeros(depth + 1)
-    weights[positions] = 1 / len(positions)
-    average = ("WeightedLayerPooling", layers, dict(layer_weights=weights), stated)
-    return [average, tokens]
+    weights[positions] = 1
+    average = ("WeightedLayerPooling", layers, dict(layer_weights=weights / weights.sum()))
+    return [average, tokens], entry
 
 
 def main():
     args = parse_args()
     sets = evaluation_sets(args)
     sentences = read_sentences(args.train)
-    if len(sentences) < args.batch_size:
-        raise UserError(f"{args.train}: {len(sentences)} sentences; reduce --batch-size to that")
     run = Run(args, [__file__], [*sets.values(), sentences])
     if run.is_complete():
         return
@@ -259,13 +245,13 @@ def main():
         if not any(part.p for part in student.modules() if isinstance(part, nn.Dropout)):
             raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
         run.scores["student before"] = spearman(embed, student, sets)
-        steps = train(student, sentences, {"dev": sets["dev"]}, run, args)
-        best = load_student(args.output, args.pooling, device=args.device)
-        run.finish(*steps, {"best student": spearman(embed, best, sets)})
-    best = load_student(args.output, args.pooling)
+        best_step, last_step = train(student, sentences, {"dev": sets["dev"]}, run, args)
+        student = load_student(args.output, args.pooling, device=args.device)  # the best one
+        run.finish(best_step, last_step, {"best student": spearman(embed, student, sets)})
+    is_average = POOLINGS[args.pooling][0] == "mean"
+    library = "sentence-transformers" if is_average else "transformers"
     text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
-    usage = {} if POOLINGS[args.pooling].combine == "mean" else dict(usage=USAGE)
-    write_card(run, args, best, text, **usage)
+    write_card(run, args, text, library)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alp
 
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
-  - On a GPU that has bf16, training and the teacher's logits use it (--precision fp32).
+  - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
   - The learning rate is constant; in the authors' code it rises, then falls, for both models.
-  - The teacher, too, is the best on dev, and all gradients together are clipped at norm 1.
+  - The teacher is also the best on dev, and all gradients together are clipped at norm 1.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---- Losses --------------------------------------------------------------------------------------
+# ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
 def label_loss(logits, labels, task):
@@ -43,7 +43,7 @@ def label_loss(logits, labels, task):
     authors' code; 3.3 names none.
     """
     if task == "stsb":
-        return (logits[:, 0] - labels).square().mean()
+        return F.mse_loss(logits[:, 0], labels)
     return F.cross_entropy(logits, labels)
 
 
@@ -53,7 +53,8 @@ def dse_loss(student_logits, teacher_logits, labels, alpha, task):
     student_logits S, teacher_logits T [N, C]; labels R [N]; l_lbl, task: see label_loss(); alpha
     from 0 (labels only) to 1 (teacher only). Returns the mean over the batch, a scalar >= 0.
     """
-    distillation = (student_logits - teacher_logits).square().sum(dim=1).mean()
+    errors = F.mse_loss(student_logits, teacher_logits, reduction="none")  # [N, C]
+    distillation = errors.sum(dim=1).mean()
     return alpha * distillation + (1 - alpha) * label_loss(student_logits, labels, task)
 
 
@@ -72,7 +73,8 @@ def pool_last_four(hidden_states, attention_mask):
     the tokens that are not padding, [SEP] included and [CLS] left out.
     """
     mask = attention_mask.unsqueeze(-1).clone()  # [N, L, 1]
-    mask[:, 0] = mask.sum(dim=1) == 1  # a text of one token is read as it is
+    has_one_token = mask.sum(dim=1) == 1  # [N, 1]; it is then not left out
+    mask[:, 0] = has_one_token
     count = mask.sum(dim=1)  # [N, 1]
     means = [(layer * mask).sum(dim=1) / count for layer in hidden_states[-LAYERS_POOLED:]]
     return torch.cat(means, dim=1)
@@ -80,7 +82,7 @@ def pool_last_four(hidden_states, attention_mask):
 
 def embed(encoder, input_ids, attention_mask):
     """psi of eq. 1: token ids and mask, [N, L] each -> embeddings [N, D] in float32."""
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+    output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
     layers = output.hidden_states[1:]  # the first is the embedding layer's output
     return pool_last_four(layers, attention_mask).float()
 
@@ -93,9 +95,9 @@ def pair_logits(teacher, input_ids, attention_mask):
     """
     inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
     if "token_type_ids" in teacher.tokenizer.model_input_names:
-        is_separator = input_ids == teacher.tokenizer.sep_token_id
-        in_second = is_separator.cumsum(dim=1) > is_separator  # a [SEP] precedes the token
-        inputs["token_type_ids"] = in_second * attention_mask
+        is_separator = (input_ids == teacher.tokenizer.sep_token_id).long()
+        separators_before = is_separator.cumsum(dim=1) - is_separator  # [N, L]
+        inputs["token_type_ids"] = (separators_before > 0) * attention_mask
     return teacher.model(**inputs).logits[:, teacher.order].float()
 
 
@@ -143,20 +145,21 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, number, parse, run_main
-from common import RANK, add_run_options, note, one_line_errors, replacing
+from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, in_range, parse_options, run_main
+from common import add_run_options, note, one_line_errors, replacing
 from common import download, gold_score, read_rows, resolve_model
-from common import encode, load_encoder, save_encoder, teacher_embeddings
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
-from common import write_card
+from common import LOADING, encode, load_encoder, save_encoder, teacher_embeddings
+from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
 
-def finetune(teacher, pairs, labels, dev_set, run, args):
-    """Section 3.3: the teacher learns the labels R [P] of P pairs -> the best step and the last."""
+def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
+    """Section 3.3: the teacher learns the labels R [P] of P pairs -> (best_step, last_step)."""
     tokens = Tokens(teacher, pairs)
-    epoch_steps = math.ceil(len(labels) / args.batch_size)
-    total = min(args.teacher_epochs * epoch_steps, args.max_steps or math.inf)
-    eval_steps = args.eval_steps or epoch_steps
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.teacher_epochs * batches.per_epoch, args.max_steps)
+    eval_steps = args.eval_steps or batches.per_epoch
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
     parameters = list(teacher.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
@@ -164,85 +167,82 @@ def finetune(teacher, pairs, labels, dev_set, run, args):
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [teacher, optimizer]
     step, best, best_step = run.begin("teacher", total, state, (0, -math.inf, 0))
-    if step == 0:  # the teacher before fine-tuning is the first candidate
-        best = dev_score(teacher, dev_set, args.task)
-        save_encoder(teacher, run.folder / "teacher")
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = pair_logits(teacher, *tokens.batch(own_rows(rows), args.device))  # [n, C]
-        logits = gather(local, len(rows))  # T of all processes [N, C]
-        label = to_device(labels[rows], args.device)  # R [N]
-        loss = label_loss(logits, label, args.task)
-
-        optimizer.zero_grad()
-        loss.backward()
-        average_gradients(parameters)  # now those of one process with the whole batch
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
-
-        # Now and then, and at the end: score the teacher, and keep the best.
+        # Now and then, before the first step and after the last: score the teacher, keep the best.
         if step % eval_steps == 0 or step == total:
-            dev = dev_score(teacher, dev_set, args.task)
+            dev = dev_score(teacher, dev_set, args.task)  # without dropout
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(teacher, run.folder / "teacher")
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
+            if step == total:
+                return best_step, step
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        with autocast:
+            logits = embed_rows(pair_logits, teacher, tokens, rows, args.device)  # T [N, C]
+        label = to_device(labels[rows], args.device)  # R [N]
+        loss = label_loss(logits, label, args.task)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
 
 
 def distill(student, pairs, labels, targets, dev_set, run, args):
-    """Section 3.2: the student learns labels R [P] and logits T [P, C] -> best step and last step.
+    """Section 3.2: the student learns labels R [P] and logits T [P, C] -> (best_step, last_step).
 
-    The teacher is not in this loop: it is frozen, and main() has computed its logits once.
+    The teacher is not in this loop: it is frozen, and main() has computed T once. With --alpha 0
+    there is no teacher: T is zeros, and has no weight.
     """
-    tokens = [Tokens(student, sentences) for sentences in zip(*pairs)]
-    epoch_steps = math.ceil(len(labels) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    eval_steps = args.eval_steps or epoch_steps
+    first, second = [Tokens(student, sentences) for sentences in zip(*pairs)]
+    lengths = first.lengths + second.lengths
+    batches = Batches(lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.epochs * batches.per_epoch, args.max_steps)
+    eval_steps = args.eval_steps or batches.per_epoch
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
     parameters = list(student.parameters())
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train(not args.freeze_encoder)
 
     state = [student, optimizer]
     step, best, best_step = run.begin("student", total, state, (0, -math.inf, 0))
-    if step == 0:
-        best = dev_score(student, dev_set, args.task)
-        save_student(student, run.folder)
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    lengths = tokens[0].lengths + tokens[1].lengths
-    order = batches(lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:
-        torch.manual_seed(step_seed(args.seed, step))
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            u, v = [embed(student, *side.batch(own_rows(rows), args.device)) for side in tokens]
-            local = student.head(u, v).float()  # S of eq. 1 [n, C], from psi(y), psi(z) [n, D]
-        logits = gather(local, len(rows))  # of all processes [N, C]
-        target = to_device(targets[rows], args.device)  # T [N, C], read from disk
-        label = to_device(labels[rows], args.device)  # R [N]
-        loss = dse_loss(logits, target, label, args.alpha, args.task)
-
-        optimizer.zero_grad()
-        loss.backward()
-        average_gradients(parameters)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=args.lr)
-
+        # Now and then, before the first step and after the last: score the student, keep the best.
         if step % eval_steps == 0 or step == total:
             dev = dev_score(student, dev_set, args.task)
             if dev > best:
                 best, best_step = dev, step
                 save_student(student, run.folder)
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
+            if step == total:
+                return best_step, step
+
+        # One step.
+        rows = batches[step]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)
+        with autocast:
+            u = embed_rows(embed, student, first, rows, args.device)  # psi(y) [N, D]
+            v = embed_rows(embed, student, second, rows, args.device)  # psi(z) [N, D]
+            logits = student.head(u, v).float()  # S of eq. 1 [N, C]
+        target = to_device(targets[rows], args.device)  # T [N, C]
+        label = to_device(labels[rows], args.device)  # R [N]
+        loss = dse_loss(logits, target, label, args.alpha, args.task)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        run.log(step, len(rows), loss=loss, lr=args.lr)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -314,10 +314,9 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
     teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
     classes = TASKS[task].classes
     load = transformers.AutoModelForSequenceClassification.from_pretrained
-    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32)
-    options |= dict(trust_remote_code=False)
+    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
-        model, report = load(resolve_model(name), output_loading_info=True, **options)
+        model, report = load(resolve_model(name), **options, **LOADING)
         position = {label.lower(): at for label, at in model.config.label2id.items()}
         order = [position.get(label, at) for at, label in enumerate(classes)]
         if report["mismatched_keys"] or len({*order}) < len(classes):
@@ -330,14 +329,12 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
 
 
 def save_student(student, folder):
-    """Write the encoder's folder, with head.safetensors in it. Only process 0 writes."""
-    if RANK > 0:
-        return
+    """Write the encoder's folder, with head.safetensors in it."""
     with replacing(folder / "head.safetensors") as new:
         save_file(student.head.state_dict(), new)
     # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
-    stated = dict(type="sentence_distillation.LayerPooling", script="dse")
-    save_encoder(student, folder, [("LayerPooling", {}, {}, stated)])
+    entry = dict(type="sentence_distillation.LayerPooling", script="dse")
+    save_encoder(student, folder, [("LayerPooling", {}, {})], entry)
 
 
 def load_student(folder, device="cpu"):
@@ -461,23 +458,24 @@ def read_table_row(header, line):
 
 # ---- Command line --------------------------------------------------------------------------------
 
-DEMO = dict(teacher=MINILM, student_layers="1,3,5")
-DEMO |= dict(
-    glue=f"{DEMO_FOLDER}/glue", task="stsb", batch_size=32, eval_steps=40, group_by_length=True
+DEMO = dict(
+    teacher=MINILM,
+    student_layers="1,3,5",
+    glue=f"{DEMO_FOLDER}/glue",
+    task="stsb",
+    teacher_epochs=2,
+    teacher_lr=1e-4,
+    epochs=4,
+    batch_size=32,
+    lr=2e-4,
+    eval_steps=40,
+    group_by_length=True,
 )
-DEMO |= dict(epochs=4, lr=2e-4, teacher_epochs=2, teacher_lr=1e-4)
-TEACHER = """from transformers import AutoModelForSequenceClassification
-
-teacher = AutoModelForSequenceClassification.from_pretrained("{folder}/teacher")"""
-USAGE = """import dse
-
-student = dse.load_student("{folder}")  # psi and its head f; see docs/dse.md
-u = dse.embed_sentences(student, ["A man plays the guitar."])  # [1, {dimension}]"""
 
 
 def parse_args():
-    positive_int = number(int, 1)
-    positive_float = number(float, 1e-9)
+    positive_int = in_range(int, 1)
+    positive_float = in_range(float, 1e-9)
     section = "(default: %(default)s; paper §4.1.1)"
     finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
     parser = ArgumentParser(__doc__)
@@ -490,9 +488,9 @@ def parse_args():
     add("--teacher", default="bert-large-uncased", help=teacher)
     add("--student", help="folder or Hub name (default: --teacher; paper §3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add("--dropout", type=number(float, 0, 0.99), help="student dropout (default: its folder's)")
+    add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
     add = parser.add_argument_group("method").add_argument
-    add("--alpha", type=number(float, 0, 1), default=0.5, help=f"weight of the teacher {section}")
+    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=f"weight of the teacher {section}")
     add("--freeze-encoder", action="store_true", help="train only the similarity head (§4.1.1)")
     add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
     add("--teacher-epochs", type=positive_int, default=3, help=finetuning)
@@ -500,13 +498,22 @@ def parse_args():
     add("--epochs", type=positive_int, default=8, help=section)
     add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
     add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
-    add_run_options(parser, "runs/dse", max_length=128, eval_steps=None)
-    args = parse(parser, DEMO)
+    add_run_options(parser, output="runs/dse", max_length=128)
+    args = parse_options(parser, DEMO)
     if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
         raise UserError("--train and --dev: give both or neither, and no --task but stsb")
     args.task = args.task or ("stsb" if args.train else "mrpc")
     args.lr = args.lr or (1e-5 if args.task == "stsb" else 2e-5)
     return args
+
+
+def load_untrained_student(args):
+    """--student, or --teacher without it, cut to --student-layers, with its new head."""
+    name = args.student or args.teacher
+    student = load_encoder(name, "mean", args.student_layers, dropout=args.dropout)
+    student.requires_grad_(not args.freeze_encoder)
+    student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
+    return add_head(student, len(TASKS[args.task].classes)).to(args.device)
 
 
 def main():
@@ -518,38 +525,36 @@ def main():
     pairs, labels = sets.pop("train")
     if np.ptp(labels) == 0:
         raise UserError(f"{args.task}: all labels of the training pairs are equal")
-    classes = len(TASKS[args.task].classes)
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    base = args.student or args.teacher
-    student = load_encoder(base, "mean", args.student_layers, dropout=args.dropout)
-    student.requires_grad_(not args.freeze_encoder)
-    student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
-    add_head(student, classes).to(args.device)
-    targets = np.zeros((len(pairs), classes), np.float32)
+    student = load_untrained_student(args)
+    targets = np.zeros((len(pairs), len(TASKS[args.task].classes)), np.float32)
+    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
+
     if args.alpha > 0 or args.teacher_only:
         options = (args.task, args.max_length, args.device)
         teacher = load_cross_encoder(args.teacher, *options)
-        if teacher.fresh and "teacher" not in run.finished:
-            steps = finetune(teacher, pairs, labels, sets["dev"], run, args)
-            run.finish(*steps, {})
         if teacher.fresh:
-            teacher = load_cross_encoder(run.folder / "teacher", *options)
+            if "teacher" not in run.finished:
+                best_step, last_step = finetune_teacher(
+                    teacher, pairs, labels, sets["dev"], run, args
+                )
+                run.finish(best_step, last_step, {})
+            teacher = load_cross_encoder(run.folder / "teacher", *options)  # the best one
         run.scores["teacher"] = scores(teacher, sets, args.task)
+        if args.teacher_only:
+            run.save((), ())  # it may have trained nothing
+            write_card(run, args, text, "transformers")
+            return
         targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
-        teacher.to("cpu")  # it leaves a GPU's memory to the student
-    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
-    if args.teacher_only:
-        run.save((), ())  # it may have trained nothing
-        write_card(run, args, teacher, text, TEACHER)
-        return
+        teacher.to("cpu")  # frees GPU memory
     if "student" not in run.finished:
         if args.task == "stsb":
             cosine = scores(student, sets, args.task, F.cosine_similarity)
             run.scores["student before, cosine"] = cosine
-        steps = distill(student, pairs, labels, targets, sets["dev"], run, args)
-        best = load_student(run.folder, args.device)
-        run.finish(*steps, {"best student": scores(best, sets, args.task)})
-    write_card(run, args, load_student(run.folder), text, USAGE)
+        best_step, last_step = distill(student, pairs, labels, targets, sets["dev"], run, args)
+        student = load_student(run.folder, args.device)  # the best one
+        run.finish(best_step, last_step, {"best student": scores(student, sets, args.task)})
+    write_card(run, args, text, "transformers")
 
 
 if __name__ == "__main__":

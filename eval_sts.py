@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, UserError, one_line_errors, run_main, table
+from common import POOLINGS, ArgumentParser, UserError, one_line_errors, run_main, table
 from common import read_scored_pairs, read_sts, read_text_pairs, resolve_data
 from common import encode, load_encoder, resolve_model, spearman
 from common import read_json, write_json
@@ -25,11 +25,12 @@ from common import read_json, write_json
 
 def embed(encoder, input_ids, attention_mask):
     """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
-    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
+    states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        positions = torch.arange(states.shape[1], device=states.device)  # [L]
+        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
         pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
@@ -43,14 +44,15 @@ def load(name, pooling=None, layers=None):
     entries = read_json(resolve_model(name) / "modules.json", [])
     form = "modules.json must be as this project or sentence-transformers writes it"
     with one_line_errors(name, form):
-        stated = {} if pooling else dict(*entries[1:2])  # the module after the transformer
-    if layers and "script" in stated:
+        module = entries[1] if len(entries) > 1 and not pooling else {}  # after the transformer
+        script = module.get("script")
+    if layers and script:
         raise UserError(f"{name}: it pools several layers and cannot be cut; choose a --pooling")
-    if stated.get("script") == "distilface":
+    if script == "distilface":
         import distilface
 
-        return distilface.load_student(name, stated["pooling"]), distilface.embed
-    if stated.get("script") == "dse":
+        return distilface.load_student(name, module["pooling"]), distilface.embed
+    if script == "dse":
         import dse
 
         return dse.load_student(name), dse.embed
@@ -114,10 +116,9 @@ def main():
         encoder, embed_with = load(name, args.pooling, args.student_layers)
         encoder.to(args.device)
         rows[name] = score(embed_with, encoder, data)
-    if RANK == 0:
-        print(table(rows))
-        if args.json:
-            write_json(Path(args.json), rows)
+    print(table(rows))
+    if args.json:
+        write_json(Path(args.json), rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ Departures that change results (docs/ibkd.md has all of them, next to the author
   - A student cut to --student-layers trains without dropout.
 
   python ibkd.py --student nreimers/MiniLM-L6-H384-uncased       the paper's setting, similarity
-  python ibkd.py --task dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
+  python -m extras.ibkd_dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
 """
 
 import math
@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---- Losses --------------------------------------------------------------------------------------
+# ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
 def cosine(a, b):
@@ -99,25 +99,28 @@ def supervised_info_nce(anchor, positive, negatives, temperature, batch_negative
 # ---- Model ---------------------------------------------------------------------------------------
 
 
-def embed(encoder, input_ids, attention_mask, with_input=False, num_heads=None):
+def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
     """Token ids and mask, [N, L] each -> S, the embeddings [N, D] in float32.
 
     with_input: -> X [N, H], S, where X is the mean over the tokens in the output of the embedding
-    layer. num_heads: S is the output of the first num_heads layers of encoder.heads (default: all).
+    layer. num_dense: S is the output of the first num_dense of encoder.heads (default: of all).
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
     """
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=with_input)
+    output = encoder.model(
+        input_ids, attention_mask=attention_mask, output_hidden_states=with_input
+    )
     states = output.last_hidden_state  # [N, L, H]
     mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        positions = torch.arange(states.shape[1], device=states.device)  # [L]
+        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
         pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-    s = encoder.heads[:num_heads](pooled).float()  # [N, D]
+    s = encoder.heads[:num_dense](pooled).float()  # [N, D]
     s = F.normalize(s, dim=-1) if encoder.normalize else s
     if not with_input:
         return s
@@ -143,336 +146,238 @@ def add_mapping(encoder, dimension, keep):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
+from functools import partial
+
 import numpy as np
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, number, parse, run_main
+from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_model_options, add_run_options
 from common import evaluation_sets, read_sentences, read_triplets
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
-from common import write_card
+from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
 
-def distill(encoder, texts, targets, dev_score, run, args):
-    """Stage 1, eq. 8: L = L_nce(S, T) + beta_1 HSIC(X, S) -> the best step and the last
+def distill(student, texts, targets, dev_score, run, args):
+    """Stage 1, eq. 8: minimize L = L_nce(S, T) + beta_1 HSIC(X, S) -> (best_step, last_step).
 
-    The paper prints -(L_nce - beta_1 HSIC), which is right for eq. 3's L_nce, a bound to maximize.
-    Section 3.1 then prints L_nce with a minus, as a loss: that is info_nce(), and is minimized.
-    targets [P, D_T]: T of P texts. The teacher is not in this loop: it is frozen, and main() has
-    computed its embeddings once.
+    Eq. 8 prints -(L_nce - beta_1 HSIC), with eq. 3's L_nce, a bound to maximize. Section 3.1 ends
+    with the opposite sign, a loss to minimize, which is info_nce(). targets [n, D_T]: T of n texts.
+    The teacher is not in this loop: it is frozen, and main() has computed its embeddings once.
+    dev_score(student) -> the number that chooses the best student.
     """
-    tokens = Tokens(encoder, texts, args.max_length)
+    tokens = Tokens(student, texts, args.max_length)
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.epochs * batches.per_epoch, args.max_steps)
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
     torch.manual_seed(args.seed)  # W starts at random
-    num_heads = len(encoder.heads)  # that make S
-    mapping = add_mapping(encoder, targets.shape[1], args.keep_mapping).to(args.device)
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    modules = nn.ModuleList([encoder, mapping])
-    optimizer = torch.optim.Adam(modules.parameters(), lr=args.lr, fused=True)
-    encoder.train()
+    embed_both = partial(embed, with_input=True, num_dense=len(student.heads))  # X and S, without W
+    mapping = add_mapping(student, targets.shape[1], args.keep_mapping)
+    model = nn.ModuleList([student, mapping]).to(args.device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
-    state = [modules, optimizer]
+    state = [model, optimizer]
     step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
-    if step == 0:  # the student before training is the first candidate
-        best = dev_score(encoder)
-        save_encoder(encoder, args.output)
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout, another in each process
+        # Now and then, before the first step and after the last: score the student, keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(student)  # without dropout
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output)
+            run.log_dev(step, dev)
+            if step == total:
+                return best_step, step
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
-
-        inputs = tokens.batch(own_rows(rows), args.device)
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            local = embed(encoder, *inputs, with_input=True, num_heads=num_heads)  # [n, H], [n, D]
-        x, s = [gather(part, len(rows)) for part in local]  # of all processes [N, H], [N, D]
+        with autocast:
+            x, s = embed_rows(embed_both, student, tokens, rows, args.device)  # [N, H], [N, D]
         target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
         contrast = info_nce(mapping(s), target, args.temperature)
         gram_x = gram_matrix(x, args.kernel, args.gamma)  # K_X [N, N]
         gram_s = gram_matrix(s, args.kernel, args.gamma)  # K_S [N, N]
-        bottleneck = args.beta1 * hsic(gram_x, gram_s)
-        loss = contrast + bottleneck
-
+        dependence = hsic(gram_x, gram_s)  # eq. 6
+        loss = contrast + args.beta1 * dependence  # eq. 8
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(modules.parameters())  # now those of one process with the whole batch
-        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
-        # Now and then, and at the end: score the student, and keep the best.
+
+def finetune(student, texts, examples, dev_score, run, args):
+    """Stage 2, eq. 9: minimize L = L_nce^sup(S') + beta_2 HSIC(X, S) -> (best_step, last_step).
+
+    Eq. 9 prints -(L_nce^sup - beta_2 HSIC), and eq. 10 its L_nce^sup without a minus, which is the
+    same loss. X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an
+    anchor, its positive and its K hard negatives. The student at the start is also a candidate: it
+    is kept if stage 2 makes it worse. A positive that two anchors of a batch share is a negative of
+    both.
+    """
+    tokens = Tokens(student, texts, args.max_length)
+    lengths = tokens.lengths[examples[:, 0]]  # of the anchors
+    batches = Batches(lengths, args.finetune_batch_size, args.seed, args.group_by_length)
+    total = min(args.finetune_epochs * batches.per_epoch, args.max_steps)
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
+    torch.manual_seed(args.seed)  # W_proj starts at random
+    embed_both = partial(embed, with_input=True, num_dense=len(student.heads))  # X and S
+    mapping = add_mapping(student, args.dim, keep=True)  # embed() now returns S'
+    model = student.to(args.device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.finetune_lr, fused=True)
+
+    state = [model, optimizer]
+    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+
+        # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(encoder)
+            dev = dev_score(student)
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(encoder, args.output)
+                save_encoder(student, args.output)
             run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
+            if step == total:
+                return best_step, step
 
-
-def embed_in_parts(encoder, tokens, rows, num_heads, device):
-    """Rows [n] of tokens -> S [n, D], in parts of similar length, which need little padding."""
-    order = np.argsort(tokens.lengths[rows], kind="stable")
-    size = 32 if device == "cpu" else 512
-    parts = np.array_split(rows[order], math.ceil(len(rows) / size))
-    inputs = [tokens.batch(part, device) for part in parts]
-    s = torch.cat([embed(encoder, *batch, num_heads=num_heads) for batch in inputs])
-    return s[to_device(np.argsort(order), device)]  # in the order of rows
-
-
-def finetune(encoder, texts, examples, dev_score, run, args):
-    """Stage 2, eq. 9: L = L_nce^sup(S') + beta_2 HSIC(X, S)
-
-    The paper prints -(L_nce^sup - beta_2 HSIC) with an eq. 10 without a minus, which is the same.
-
-    X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an anchor, its
-    positive and its K hard negatives. The student at the start is also a candidate: it is kept if
-    stage 2 makes it worse. Returns the best step and the last.
-    """
-    tokens = Tokens(encoder, texts, args.max_length)
-    torch.manual_seed(args.seed)  # W_proj starts at random
-    num_heads = len(encoder.heads)  # that make S
-    mapping = add_mapping(encoder, args.dim, keep=True).to(args.device)
-    batch_size = args.finetune_batch_size
-    epoch_steps = math.ceil(len(examples) / batch_size)
-    total = min(args.finetune_epochs * epoch_steps, args.max_steps or math.inf)
-    modules = nn.ModuleList([encoder, mapping])
-    optimizer = torch.optim.Adam(modules.parameters(), lr=args.finetune_lr, fused=True)
-    encoder.train()
-
-    state = [modules, optimizer]
-    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
-    if step == 0:
-        best = dev_score(encoder)
-        save_encoder(encoder, args.output)
-        run.log_dev(0, best)
-
-    lengths = tokens.lengths[examples[:, 0]]  # of the anchors
-    order = batches(lengths, batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:
-        torch.manual_seed(step_seed(args.seed, step))
+        # One step.
+        rows = batches[step]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.finetune_lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
-
-        local = examples[own_rows(rows)]  # of this process [n, 2 + K]
-        others = np.concatenate([local[:, 1], local[:, 2:].ravel()])  # n positives, n K negatives
-        inputs = tokens.batch(local[:, 0], args.device)
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-            x, s = embed(encoder, *inputs, with_input=True, num_heads=num_heads)  # [n, H], [n, D]
-            s_others = embed_in_parts(encoder, tokens, others, num_heads, args.device)
-        positive, negatives = mapping(s_others).tensor_split([len(local)])  # S' [n, D'], [n K, D']
-        negatives = negatives.unflatten(0, (len(local), -1))  # [n, K, D']
-        parts = (x, s, positive, negatives)
-        x, s, positive, negatives = [gather(part, len(rows)) for part in parts]  # [N, ...]
-        tau = args.finetune_temperature
-        contrast = supervised_info_nce(mapping(s), positive, negatives, tau, args.batch_negatives)
+        anchors = examples[rows, 0]  # numbers of texts [N]
+        others = examples[rows, 1:]  # the positive, then K hard negatives [N, 1 + K]
+        with autocast:
+            x, s = embed_rows(embed_both, student, tokens, anchors, args.device)  # [N, H], [N, D]
+            s_others = embed_rows(embed, student, tokens, others.ravel(), args.device)  # S'
+        anchor = mapping(s)  # S' of eq. 11 [N, D']
+        s_others = s_others.view(*others.shape, -1)  # [N, 1 + K, D']
+        positive = s_others[:, 0]  # [N, D']
+        negatives = s_others[:, 1:]  # [N, K, D']
+        contrast = supervised_info_nce(
+            anchor, positive, negatives, args.finetune_temperature, args.batch_negatives
+        )
         gram_x = gram_matrix(x, args.kernel, args.gamma)
         gram_s = gram_matrix(s, args.kernel, args.gamma)
-        bottleneck = args.beta2 * hsic(gram_x, gram_s)
-        loss = contrast + bottleneck
-
+        dependence = hsic(gram_x, gram_s)
+        loss = contrast + args.beta2 * dependence  # eq. 9
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(modules.parameters())
-        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=bottleneck, lr=lr)
-
-        if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(encoder)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output)
-            run.log_dev(step, dev)
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
-
-
-# ---- The two tasks of section 4.3: what a student learns from, and how encoders are scored -------
-
-
-class Similarity:
-    """STS (semantic textual similarity)."""
-
-    code = ()  # further files that make the results
-
-    def __init__(self, args):
-        self.sets = evaluation_sets(args)
-        self.unlabeled = read_sentences(args.train) if args.stage != "finetune" else []
-        triplets = read_triplets(args.triplets) if args.stage != "distill" else []
-        self.labeled = [text for row in triplets for text in row]
-        self.read = [*self.sets.values(), self.unlabeled, self.labeled]
-
-    def texts(self, encoder):
-        """Of stage 1, as an encoder reads them."""
-        return self.unlabeled
-
-    def examples(self, student, teacher):
-        """Of stage 2: its texts, and positions in them [n, 3]; see finetune()."""
-        return self.labeled, np.arange(len(self.labeled)).reshape(-1, 3)
-
-    def dev_score(self, encoder):
-        return spearman(embed, encoder, {"dev": self.sets["dev"]})["dev"]
-
-    def scores(self, encoder):
-        return spearman(embed, encoder, self.sets)
-
-
-class Retrieval:
-    """DR (dense retrieval): stage 1 learns from all passages and training queries."""
-
-    def __init__(self, args):
-        import eval_retrieval
-
-        self.retrieval = eval_retrieval
-        self.code = [eval_retrieval.__file__]
-        self.args = args
-        training = eval_retrieval.read_training(args.beir, args.dev_queries)
-        self.passages, self.queries, self.answers, self.dev = training
-        self.test = []
-        if not args.skip_test:
-            self.test = eval_retrieval.read_split(args.beir, args.test_split)
-        self.read = [self.passages, self.queries, self.answers, self.dev, self.test]
-
-    def texts(self, encoder):
-        self.retrieval.set_prompts(encoder, self.args)
-        passages = [encoder.passage_prompt + text for text in self.passages]
-        return passages + [encoder.query_prompt + text for text in self.queries]
-
-    def examples(self, student, teacher):
-        """As above, [n, 2 + K]: queries, answers, and the hard negatives that the teacher finds."""
-        args, texts = self.args, self.texts(teacher)
-        vectors = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        how = (args.hard_negatives, args.teacher_similarity, args.device)
-        return self.texts(student), self.retrieval.training_rows(vectors, self.answers, *how)
-
-    def search(self, encoder, *data, depth=1000):
-        self.retrieval.set_prompts(encoder, self.args)
-        args = self.args
-        similarity = args.teacher_similarity if encoder.name == args.teacher else args.similarity
-        return self.retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
-
-    def dev_score(self, encoder):
-        return self.search(encoder, *self.dev, depth=10)["MRR@10"]
-
-    def scores(self, encoder):
-        row = {"dev MRR@10": self.dev_score(encoder)}
-        if self.test:
-            corpus = self.retrieval.read_texts(self.args.beir, "corpus.jsonl")
-            row |= self.search(encoder, *self.test, corpus)
-        return row
+        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NLI = "nli_for_simcse.csv"
-TASKS = {"sts": Similarity, "dr": Retrieval}
-TABLE_1 = {  # what differs between the tasks
-    "sts": dict(epochs=10, batch_size=256, finetune_batch_size=256, finetune_lr=3e-5),
-    "dr": dict(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5),
-}
-DEMO = dict(teacher=MINILM, student_layers="1,3,5", triplets=f"{DEMO_FOLDER}/triplets.csv")
-DEMO |= dict(train=f"{DEMO_FOLDER}/sentences.txt", dev=f"{DEMO_FOLDER}/dev.tsv")
-DEMO |= dict(epochs=1, batch_size=64, lr=4e-4, eval_steps=50, beir=f"{DEMO_FOLDER}/beir")
-DEMO |= dict(finetune_epochs=1, finetune_batch_size=64, group_by_length=True)
+DEMO = dict(
+    teacher=MINILM,
+    student_layers="1,3,5",
+    train=f"{DEMO_FOLDER}/sentences.txt",
+    triplets=f"{DEMO_FOLDER}/triplets.csv",
+    dev=f"{DEMO_FOLDER}/dev.tsv",
+    epochs=1,
+    batch_size=64,
+    lr=4e-4,
+    finetune_epochs=1,
+    finetune_batch_size=64,
+    eval_steps=50,
+    group_by_length=True,
+)
 
 
-def parse_args():
-    positive_int = number(int, 1)
-    positive_float = number(float, 1e-9)
-    two = number(int, 2)  # a contrastive loss needs two texts
-    parser = ArgumentParser(__doc__)
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
-    add_data_options(parser, NLI)
+def add_method_options(parser):
+    """The options of section 4.3 and Table 1, which extras/ibkd_dr.py has, too."""
+    positive_int = in_range(int, 1)
+    positive_float = in_range(float, 1e-9)
+    two = in_range(int, 2)  # a contrastive loss needs two texts
     section = "(default: %(default)s; paper §4.3)"
     stage_1 = "stage 1 (default: %(default)s; paper Table 1)"
     stage_2 = "stage 2 (default: %(default)s; paper Table 1)"
-    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
-    add = parser.add_argument_group("method").add_argument
-    add("--task", choices=TASKS, default="sts", help="similarity, or dense retrieval")
-    add("--stage", choices=("distill", "finetune", "both"), help=stages)
-    add("--triplets", help=f"sts, stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.3)")
     kernels = ("rbf", "imq", "linear")
+    add = parser.add_argument_group("method").add_argument
     add("--kernel", choices=kernels, default="rbf", help="HSIC kernel (default: rbf; paper §3.2)")
     add("--gamma", type=positive_float, default=0.5, help=f"kernel parameter {section}")
-    add("--beta1", type=number(float, 0), default=1.0, help=f"HSIC weight, stage 1 {section}")
-    add("--beta2", type=number(float, 0), default=0.5, help=f"HSIC weight, stage 2 {section}")
+    add("--beta1", type=in_range(float, 0), default=1.0, help=f"HSIC weight, stage 1 {section}")
+    add("--beta2", type=in_range(float, 0), default=0.5, help=f"HSIC weight, stage 2 {section}")
     add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
     add("--dim", type=positive_int, help="dimension of S' (default: no projection; paper §3.4)")
     add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    add("--epochs", type=positive_int, help="stage 1 (default: 10; dr: 3; paper Table 1)")
-    add("--batch-size", type=two, help="stage 1 (default: 256; dr: 128; paper Table 1)")
+    add("--epochs", type=positive_int, default=10, help=stage_1)
+    add("--batch-size", type=two, default=256, help=stage_1)
     add("--lr", type=positive_float, default=1e-4, help=stage_1)
     add("--temperature", type=positive_float, default=0.1, help=stage_1)
     add("--finetune-epochs", type=positive_int, default=3, help=stage_2)
-    add("--finetune-batch-size", type=two, help="stage 2 (default: 256; dr: 128; paper Table 1)")
-    add("--finetune-lr", type=positive_float, help="stage 2 (default: 3e-5; dr: 1e-5; Table 1)")
+    add("--finetune-batch-size", type=two, default=256, help=stage_2)
+    add("--finetune-lr", type=positive_float, default=3e-5, help=stage_2)
     add("--finetune-temperature", type=positive_float, default=0.05, help=stage_2)
-    add = parser.add_argument_group("retrieval (--task dr)").add_argument
-    measures = ("cosine", "dot")
-    beir = "BEIR folder, or data set on the Hub (default: %(default)s)"
-    add("--beir", default="BeIR/msmarco", help=beir)
-    add("--test-split", default="test", help="qrels/TEST_SPLIT.tsv (default: test; paper: dev)")
-    add("--dev-queries", type=positive_int, default=2000, help="at most this many (default: 2000)")
-    prompt = "text before each {} (default: the prompt of this name in a model's folder)"
-    add("--query-prompt", help=prompt.format("query"))
-    add("--passage-prompt", help=prompt.format("passage"))
-    add("--similarity", choices=measures, default="cosine", help="ranks passages (default: cosine)")
-    add("--teacher-similarity", choices=measures, help="(default: --similarity)")
-    add("--hard-negatives", type=positive_int, default=8, help=f"passages per answer {section}")
-    add_run_options(parser, "runs/ibkd", max_length=128, eval_steps=500)
-    args = parse(parser, DEMO)
+
+
+def parse_args():
+    parser = ArgumentParser(__doc__)
+    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
+    add_data_options(parser, NLI)
+    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
+    parser.add_argument("--stage", choices=("distill", "finetune", "both"), help=stages)
+    triplets = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.3)"
+    parser.add_argument("--triplets", help=triplets)
+    add_method_options(parser)
+    add_run_options(parser, output="runs/ibkd", max_length=128, eval_steps=500)
+    args = parse_options(parser, DEMO)
     if args.stage is None:
-        only_texts = args.task == "sts" and args.train != NLI and not args.triplets
-        args.stage = "distill" if only_texts else "both"
+        args.stage = "distill" if args.train and not args.triplets else "both"
+    args.train = args.train or NLI
     args.triplets = args.triplets or NLI
-    args.teacher_similarity = args.teacher_similarity or args.similarity
-    for name, value in TABLE_1[args.task].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
     return args
 
 
 def main():
     args = parse_args()
-    task = TASKS[args.task](args)
-    run = Run(args, [__file__, *task.code], task.read)
+    sets = evaluation_sets(args)
+    sentences = read_sentences(args.train) if args.stage != "finetune" else []
+    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
+    labeled = [text for triplet in triplets for text in triplet]
+    run = Run(args, [__file__], [*sets.values(), sentences, labeled])
     if run.is_complete():
         return
     student = load_student(args)
-    num_heads = len(student.heads)
-    begins = args.stage != "finetune" and "distill" not in run.finished
-    teacher = None
-    if begins or args.task == "dr":  # where it finds the hard negatives
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+    num_dense = len(student.heads)
 
-    if begins:
-        run.scores["teacher"] = task.scores(teacher)
-        run.scores["student before"] = task.scores(student)
-        texts = task.texts(teacher)
-        targets = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
-        teacher.to("cpu")  # it leaves a GPU's memory to the student
-        steps = distill(student, task.texts(student), targets, task.dev_score, run, args)
-        best = load_encoder(args.output, device=args.device)
-        run.finish(*steps, {"best of stage 1": task.scores(best)})
+    def dev_score(encoder):
+        return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
+
+    if args.stage != "finetune" and "distill" not in run.finished:
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+        run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        run.scores["student before"] = spearman(embed, student, sets)
+        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+        del teacher  # frees GPU memory
+        best_step, last_step = distill(student, sentences, targets, dev_score, run, args)
+        student = load_encoder(args.output, device=args.device)  # the best one
+        run.finish(best_step, last_step, {"best of stage 1": spearman(embed, student, sets)})
     if args.stage != "distill" and "finetune" not in run.finished:
         if args.stage == "both":
             student = load_encoder(args.output, device=args.device)
-            kept = num_heads + 1 if args.keep_mapping else num_heads
+            kept = num_dense + 1 if args.keep_mapping else num_dense
             del student.heads[kept:]  # W_proj, if stage 2 had begun
         else:
-            run.scores["student before"] = task.scores(student)
-        examples = task.examples(student, teacher)
-        del teacher
-        steps = finetune(student, *examples, task.dev_score, run, args)
-        best = load_encoder(args.output, device=args.device)
-        run.finish(*steps, {"best of stage 2": task.scores(best)})
-    text = f"Trained by `ibkd.py` (IBKD, arXiv:2311.05472), task {args.task}."
-    write_card(run, args, load_encoder(args.output), text)
+            run.scores["student before"] = spearman(embed, student, sets)
+        examples = np.arange(len(labeled)).reshape(-1, 3)
+        best_step, last_step = finetune(student, labeled, examples, dev_score, run, args)
+        student = load_encoder(args.output, device=args.device)
+        run.finish(best_step, last_step, {"best of stage 2": spearman(embed, student, sets)})
+    write_card(run, args, "Trained by `ibkd.py` (IBKD, arXiv:2311.05472).")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ bring the student's embedding of a sentence close to the frozen teacher's. PKD a
 layers, too; MetaKD weights sentences by their domain; Dual-L2 and SKD give the student a second
 view; CRD contrasts a sentence with the others of the batch; HPD reduces the dimension. Each is
 trained with the settings of the paper that compares with it; ConGen and IBKD state none for their
-baselines. With --beir, texts and dev score are those of ibkd.py --task dr.
+baselines. With --beir, texts and dev score are those of extras.ibkd_dr.
 
     sentence --> teacher (frozen) --> h^T --> principal components (HPD) --+
         |                 |            +----> domains, weights (MetaKD) ---+
@@ -15,7 +15,7 @@ baselines. With --beir, texts and dev score are those of ibkd.py --task dr.
         |           +--> layers, pooled --> projection (PKD, MetaKD) ------+
         +-> second view --> student (Dual-L2, SKD) ------------------------+
 
-Departures that change results (others: patient_loss, metakd_loss, crd_loss, principal_components):
+Departures that change results (of MetaKD: docs/ckd.md; of CRD: docs/ibkd.md):
   - PKD is the mean over the batch without clipping, as KD is in DistilCSE's code, which has no PKD;
     eq. 2 has the sum, whose gradient norm is far above 1. MetaKD is trained likewise.
   - Without --pairs, a second view is the sentence without a tenth of its words, as in congen.py.
@@ -27,10 +27,9 @@ Stage 2 of DistilCSE or IBKD: ckd.py or ibkd.py --stage finetune --student OUTPU
   python -m extras.baselines --method skd --demo                            two minutes on a CPU
 """
 
+import argparse
 import inspect
 import math
-import sys
-from collections import namedtuple
 from functools import partial
 
 import numpy as np
@@ -41,13 +40,12 @@ from torch import nn
 
 import ckd
 import congen
-import ibkd
-from common import CACHE, ArgumentParser, UserError, note, number, parse, run_main
-from common import CHUNK, cut, read_rows, read_sentences, read_text_pairs, split_columns
-from common import Run, Tokens, average_gradients, batches, gather, own_rows, step_seed, to_device
+from common import CACHE, CHUNK, ArgumentParser, UserError, cut, in_range, note, parse_options
 from common import add_data_options, add_model_options, add_run_options, evaluation_sets
+from common import read_rows, read_sentences, read_text_pairs, run_main, split_columns
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import write_card
+from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from extras.ibkd_dr import Retrieval
 
 # ---- Losses and model ----------------------------------------------------------------------------
 
@@ -64,15 +62,12 @@ def patient_loss(student, teacher):
 
 
 def metakd_loss(student, teacher, student_layers, teacher_layers, weights):
-    """MetaKD (Pan et al. 2020, arXiv:2012.01266), as far as it applies to embeddings:
+    """MetaKD: L = 1/N sum_i lambda_i (1/D |h_i^S M - h_i^T|^2 + sum_l 1/H |s_il W - t_il|^2)
 
-    L = 1/N sum_i lambda_i (1/D |h_i^S M - h_i^T|^2 + sum_l 1/H |s_il W - t_il|^2)
-
-    student h^S M, teacher h^T [N, D]; student_layers s W, teacher_layers t [N, k, H]: the input
-    embeddings and all layers, pooled; M and W where dimensions differ; weights lambda [N]. Returns
-    a scalar >= 0. Left out: attention maps (of another size where the tokenizer is another), the
-    representation that hides the domain (the teacher is not trained here), labels. Pan et al.
-    compare states token by token, and their code fits the layers first, then the unweighted output.
+    (Pan et al. 2020, arXiv:2012.01266, as far as it applies to embeddings.) student h^S M, teacher
+    h^T [N, D]; student_layers s W, teacher_layers t [N, k, H]: the input embeddings and all layers,
+    pooled; M and W where dimensions differ; weights lambda [N]. Returns a scalar >= 0. Pan et al.'s
+    code compares states token by token, and fits the layers first, then the unweighted output.
     """
     output = (student - teacher).square().mean(dim=1)  # [N]
     layers = (student_layers - teacher_layers).square().mean(dim=2).sum(dim=1)  # [N]
@@ -146,10 +141,8 @@ def crd_loss(student, teacher, temperature):
 
     with p(s, t) = e(s, t) / (e(s, t) + N - 1) and e(s, t) = exp(cos(s, t) / tau). student [N, D],
     projected by W; teacher [N, D]; temperature tau > 0. Returns the mean over i, a scalar >= 0.
-    Departures (IBKD does not describe its CRD): the N - 1 negatives are those of the batch, where
-    CRD draws N of all M training examples and has N / M in p; one direction, where CRD's code sums
-    two; no linear layer after the teacher; e is not divided by a constant; tau is 0.1, that of
-    IBKD's own loss, where CRD's code has 0.07.
+    The N - 1 negatives are those of the batch, where CRD draws N of all M training examples and has
+    N / M in p. One direction, where CRD's code sums two; no linear layer after the teacher.
     """
     similarity = F.normalize(student, dim=-1) @ F.normalize(teacher, dim=-1).T  # [N, N]
     negatives = max(1, len(student) - 1)  # the last batch of an epoch may have a single sentence
@@ -179,13 +172,15 @@ def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
     numbers of k layers, whose pooled states [N, k H] then follow the embedding; 0: the input
     embeddings. normalize=False leaves out the L2 normalization that the encoder may end in.
     """
-    output = encoder.model(input_ids, attention_mask, output_hidden_states=len(layers) > 0)
-    chosen = [output.last_hidden_state, *[output.hidden_states[layer] for layer in layers]]
+    output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
+    chosen = [output.last_hidden_state]
+    chosen += [output.hidden_states[layer] for layer in layers]
     states = torch.stack(chosen)  # [1 + k, N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, :, 0]
     elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
+        positions = torch.arange(states.shape[2], device=states.device)  # [L]
+        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
         pooled = states[:, torch.arange(len(last), device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
@@ -196,165 +191,206 @@ def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
     return torch.cat([embedding, *pooled[1:].float()], dim=1)
 
 
-# ---- Training ------------------------------------------------------------------------------------
+# ---- Training. Each method is trained as the paper which compares with it trains its own ---------
 
-# How a paper trains its own method, and here the baselines that it compares with.
-Paper = namedtuple("Paper", "teacher train epochs batch_size max_length eval_steps patience lr")
-NEWS_5M, NLI = "ffgcc/NEWS5M", "nli_for_simcse.csv"
-DISTILCSE = Paper("princeton-nlp/sup-simcse-roberta-large", NEWS_5M, 20, 512, 64, 125, 3, 2e-4)
-CONGEN = Paper("princeton-nlp/unsup-simcse-roberta-large", NLI, 20, 128, 128, 512, 7, 5e-5)
-IBKD = Paper("princeton-nlp/sup-simcse-roberta-large", NLI, 10, 256, 128, 500, 0, 1e-4)
-PAPERS = dict(pkd=DISTILCSE, metakd=DISTILCSE, l2=CONGEN, skd=CONGEN, crd=IBKD, hpd=IBKD)
-PAPERS |= dict(mse=IBKD)
-PAPERS["dual-l2"] = CONGEN
-OPTIMIZERS = {
-    DISTILCSE: partial(torch.optim.Adam, betas=(0.9, 0.98), fused=True),
-    CONGEN: partial(torch.optim.AdamW, eps=1e-6, weight_decay=0.01, fused=True),
-    IBKD: partial(torch.optim.Adam, fused=True),
-}
-SCHEDULES = {  # functions of step, steps of an epoch, all steps -> share of the peak learning rate
-    DISTILCSE: ckd.warmup_cosine,
-    CONGEN: lambda step, _, total: congen.warmup_linear(step, total),
-    IBKD: lambda step, _, total: (total + 1 - step) / total,
-}
-MAX_NORMS = {DISTILCSE: math.inf, CONGEN: 1.0, IBKD: 1.0}  # of all gradients together
-ONE_VIEW = dict(l2=l2_loss, mse=ckd.mse_loss)
-TWO_VIEWS = {"dual-l2": dual_l2_loss, "skd": skd_loss}
+DISTILCSE = ("pkd", "metakd")
+CONGEN = ("l2", "dual-l2", "skd")
+IBKD = ("mse", "crd", "hpd")
 
 
-def embed_rows(encoder, tokens, rows, layers, args):
-    """Embeddings of a batch by all processes, [N, D_S + k H_S], as the loss needs them."""
-    batch = tokens.batch(own_rows(rows), args.device)
-    normalize = args.method in ("pkd", "metakd", "crd")  # not for HPD, whose targets are shorter
-    with torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16"):
-        local = embed(encoder, *batch, layers, normalize)
-    return gather(local, len(rows))
+def make_optimizer(parameters, args):
+    if args.method in DISTILCSE:
+        return torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
+    if args.method in CONGEN:
+        return torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
+    return torch.optim.Adam(parameters, lr=args.lr, fused=True)
 
 
-def distill(student, first, second, targets, layers, fixed, dev_score, run, args):
-    """Train on n sentences -> the best step and the last.
+def schedule(method, step, epoch_steps, total):
+    """Factor of the learning rate."""
+    if method in DISTILCSE:
+        return ckd.warmup_cosine(step, epoch_steps, total)
+    if method in CONGEN:
+        return congen.warmup_linear(step, total)
+    return (total + 1 - step) / total
 
-    first, second: as in congen.distill; targets [n, D_T + k H_T], k > 0 if the method compares
-    `layers`; fixed: what it needs besides, of HPD the matrix P, of MetaKD the weights [n].
+
+def distill(model, first, second, targets, layer_targets, weights, dev_score, run, args):
+    """Train on n sentences -> (best_step, last_step).
+
+    model: of build_model(); first, second: as in congen.distill; targets [n, D_T], layer_targets
+    [n, k, H_T]: the teacher's; weights [n]: MetaKD's.
     """
-    paper = PAPERS[args.method]
-    encoder = student.encoder
-    tokens = Tokens(encoder, first, args.max_length)
-    epoch_steps = math.ceil(len(targets) / args.batch_size)
-    total = min(args.epochs * epoch_steps, args.max_steps or math.inf)
-    patience_steps = args.patience * epoch_steps or math.inf  # 0: never end early
-    parameters = list(student.parameters())
-    optimizer = OPTIMIZERS[paper](parameters, lr=args.lr)
-    student.train()
+    student = model.student
+    tokens = Tokens(student, first, args.max_length)
+    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    total = min(args.epochs * batches.per_epoch, args.max_steps)
+    patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+    # HPD's targets are shorter than 1; the losses of ConGen's baselines normalize by themselves.
+    normalize = args.method in ("pkd", "metakd", "crd")
+    embed_student = partial(embed, layers=model.layers, normalize=normalize)
 
-    # An interrupted run goes on from its last checkpoint, a new one from these values.
-    state = [student, optimizer]
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(parameters, args)
+    max_norm = math.inf if args.method in DISTILCSE else 1.0  # of all gradients together
+    model.train()
+
+    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
+    state = [model, optimizer]
     step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
-    if step == 0:  # the student before training is the first candidate
-        best = dev_score(encoder)
-        save_encoder(encoder, args.output)
-        run.log_dev(0, best)
+    while True:
+        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
-    order = batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length, step, total)
-    for step, rows in order:  # row numbers [N]
-        torch.manual_seed(step_seed(args.seed, step))  # of dropout
-        lr = args.lr * SCHEDULES[paper](step, epoch_steps, total)
+        # Now and then, before the first step and after the last: score the student, keep the best.
+        if step % args.eval_steps == 0 or step == total:
+            dev = dev_score(student)  # without dropout
+            if dev > best:
+                best, best_step = dev, step
+                save_encoder(student, args.output)
+            run.log_dev(step, dev)
+            if step == total or step - best_step >= patience:
+                return best_step, step
+
+        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        rows = batches[step]  # row numbers [N]
+        step += 1
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        lr = args.lr * schedule(args.method, step, batches.per_epoch, total)
         optimizer.param_groups[0]["lr"] = lr
-
-        outputs = embed_rows(encoder, tokens, rows, layers, args)
-        embedding, pooled = split(outputs, encoder.dimension, layers)
-        projected = student.projection(embedding)  # h^S M, S W [N, D_T]; otherwise the same
-        target = to_device(targets[rows], args.device)
-        target, theirs = split(target, student.teacher_dimension, layers)
-        pooled = student.layer_projection(pooled)  # [N, k, H_T], as theirs
-        match args.method:
-            case "pkd":
-                loss = ckd.mse_loss(projected, target) + patient_loss(pooled, theirs)
-            case "metakd":
-                weights = to_device(fixed[rows], args.device)
-                loss = metakd_loss(projected, target, pooled, theirs, weights)
-            case "l2" | "mse":
-                loss = ONE_VIEW[args.method](projected, target)
-            case "dual-l2" | "skd":
-                texts = congen.second_views(first, second, rows, [args.seed, step])
-                views = Tokens(encoder, texts, args.max_length)
-                generalize = embed_rows(encoder, views, np.arange(len(rows)), [], args)
-                loss = TWO_VIEWS[args.method](projected, generalize, target)
-            case "crd":
-                loss = crd_loss(projected, target, args.temperature)
-            case "hpd":
-                loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ fixed)
-
+        with autocast:
+            output = embed_rows(embed_student, student, tokens, rows, args.device)
+        embedding, pooled = output.tensor_split([student.dimension], dim=1)  # [N, D], [N, k H]
+        projected = model.projection(embedding)  # h^S M or W [N, D_T]; otherwise h^S
+        layers = pooled.view(len(rows), len(model.layers), student.width)  # [N, k, H]
+        layers = model.layer_projection(layers)  # [N, k, H_T]
+        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
+        their_layers = to_device(layer_targets[rows], args.device)  # [N, k, H_T]
+        if args.method == "pkd":
+            loss = ckd.mse_loss(projected, target) + patient_loss(layers, their_layers)
+        elif args.method == "metakd":
+            weight = to_device(weights[rows], args.device)  # lambda [N]
+            loss = metakd_loss(projected, target, layers, their_layers, weight)
+        elif args.method == "l2":
+            loss = l2_loss(projected, target)
+        elif args.method == "mse":
+            loss = ckd.mse_loss(projected, target)
+        elif args.method == "crd":
+            loss = crd_loss(projected, target, args.temperature)
+        elif args.method == "hpd":
+            loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ model.components)
+        else:  # dual-l2 and skd have a second view of each sentence
+            texts = congen.second_views(first, second, rows, [args.seed, step])
+            views = Tokens(student, texts, args.max_length)
+            every = np.arange(len(rows))
+            with autocast:
+                generalize = embed_rows(embed_student, student, views, every, args.device)
+            loss = dual_l2_loss(projected, generalize, target)
+            if args.method == "skd":
+                loss = skd_loss(projected, generalize, target)
         optimizer.zero_grad()
         loss.backward()
-        average_gradients(parameters)  # now those of one process with the whole batch
-        nn.utils.clip_grad_norm_(parameters, MAX_NORMS[paper])
+        nn.utils.clip_grad_norm_(parameters, max_norm)
         optimizer.step()
         run.log(step, len(rows), loss=loss, lr=lr)
 
-        # Once in a while, and at the end: score the student, and keep the best.
-        if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(encoder)
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(encoder, args.output)
-            run.log_dev(step, dev)
-            if step - best_step >= patience_steps:
-                break
-            run.checkpoint(state, (step, best, best_step))
-    return best_step, step
+
+def build_model(student, teacher, args):
+    """-> a module of all that is trained, the student and what the method needs besides it."""
+    torch.manual_seed(args.seed)  # head and projections start at random
+    model = nn.Module()
+    model.student = student
+    model.projection = nn.Identity()
+    model.layer_projection = nn.Identity()
+    model.layers = matched_layers(student, teacher, args.method)[0]
+    if args.method in DISTILCSE:  # M, and the same for layers, where dimensions differ
+        if student.dimension != teacher.dimension:
+            model.projection = nn.Linear(student.dimension, teacher.dimension)
+        if student.width != teacher.width:
+            model.layer_projection = nn.Linear(student.width, teacher.width)
+    elif args.method in ("crd", "mse"):  # W, at first the identity where dimensions agree
+        model.projection = nn.Linear(student.dimension, teacher.dimension, bias=False)
+        if student.dimension == teacher.dimension:
+            nn.init.eye_(model.projection.weight)
+    elif args.method == "hpd":  # as in HPD's code
+        congen.add_head(student, args.dimension, args.head)
+    else:  # section 4.1 of ConGen
+        congen.add_head(student, teacher.dimension, args.head)
+    return model.to(args.device)
 
 
-def split(outputs, dimension, layers):
-    """[N, D + k H] -> [N, D], [N, k, H]; the second is None without layers."""
-    embedding, pooled = outputs.tensor_split([dimension], dim=1)
-    return embedding, pooled.unflatten(1, (len(layers), -1)) if layers else None
+def matched_layers(student, teacher, method):
+    """-> the student's layers that the method compares, and the teacher's at the same height."""
+    depth = student.model.config.num_hidden_layers
+    teacher_depth = teacher.model.config.num_hidden_layers
+    layers = []
+    if method == "pkd":
+        layers = range(1, depth)  # all but the last one
+    elif method == "metakd":
+        layers = range(depth + 1)  # all, and the input embeddings, which have number 0
+    return layers, [layer * teacher_depth // depth for layer in layers]
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
+NEWS_5M = "ffgcc/NEWS5M"
+NLI = "nli_for_simcse.csv"
+DEMO = congen.DEMO | dict(lr=4e-4)
+
 
 def parse_args():
-    first = ArgumentParser(__doc__)
-    first.add_argument("--method", choices=PAPERS, default="pkd")
-    options = [option for option in sys.argv[1:] if option not in ("-h", "--help")]
-    paper = PAPERS[first.parse_known_args(options)[0].method]
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--method", nargs="?")
+    method = first.parse_known_args()[0].method  # it decides which defaults --help shows
+    teacher = "princeton-nlp/sup-simcse-roberta-large"
+    train = NLI
+    if method in CONGEN:
+        teacher = "princeton-nlp/unsup-simcse-roberta-large"
+        paper = dict(epochs=20, batch_size=128, lr=5e-5, max_length=128, eval_steps=512, patience=7)
+    elif method in IBKD:
+        paper = dict(epochs=10, batch_size=256, lr=1e-4, max_length=128, eval_steps=500, patience=0)
+    else:  # the learning rate depends on the student's size
+        train = NEWS_5M
+        paper = dict(epochs=20, batch_size=512, max_length=64, eval_steps=125, patience=3)
+
     parser = ArgumentParser(__doc__)
-    add_model_options(parser, paper.teacher, "pooler" if paper is DISTILCSE else "mean")
-    add_data_options(parser, paper.train)
-    add = parser.add_argument_group("method (default: the paper's)").add_argument
-    default = "(default: %(default)s"
-    shown = "with --help: show the defaults of its paper (else PKD's)"
-    add("--method", choices=PAPERS, required=True, help=shown)
-    add("--pairs", help="TSV with both views of each sentence, instead of --train")
+    add_model_options(parser, teacher, "pooler" if method in DISTILCSE else "mean")
+    add_data_options(parser, train)
+    is_default = "(default: %(default)s)"
+    methods = (*DISTILCSE, *CONGEN, *IBKD)
+    shown = "with --help: show the defaults of its paper (else DistilCSE's)"
     beir = "BEIR folder or data set: its passages and training queries, instead of --train"
+    clusters = f"metakd without --labeled: clusters of sentences {is_default}"
+    starts = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {is_default}"
+    tau = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
+    dimension = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
+    peak = "peak rate (default: the paper's; DistilCSE: 2e-4 above 80M parameters, else 3e-4)"
+    patience = f"end after this many epochs without a better dev score; 0: never {is_default}"
+    add = parser.add_argument_group("method").add_argument
+    add("--method", choices=methods, required=True, help=shown)
+    add("--pairs", help="TSV with both views of each sentence, instead of --train")
     add("--beir", help=f"{beir}; MRR@10 on its dev queries chooses the student")
     add("--test-split", default="test", help="of --beir: qrels/TEST_SPLIT.tsv (default: test)")
-    parser.set_defaults(dev_queries=2000, query_prompt=None)
-    parser.set_defaults(passage_prompt=None, similarity="cosine", teacher_similarity="cosine")
     add("--labeled", help="metakd: TSV with a sentence and its domain, instead of --train")
-    clusters = f"metakd without --labeled: clusters of sentences {default}, as MNLI has genres)"
-    add("--domains", type=number(int, 2), default=5, help=clusters)
-    starts = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {default})"
+    add("--domains", type=in_range(int, 2), default=5, help=clusters)
     add("--head", choices=("random", "identity"), default="random", help=starts)
-    tau = f"crd: tau {default}; IBKD states none for CRD, CRD's code has 0.07)"
-    add("--temperature", type=number(float, 1e-9), default=0.1, help=tau)
-    dimension = f"hpd: dimension of the student {default}; IBKD, Table 2)"
-    add("--dimension", type=number(int, 1), default=128, help=dimension)
-    add("--epochs", type=number(int, 1), default=paper.epochs, help=f"{default})")
-    add("--batch-size", type=number(int, 2), default=paper.batch_size, help=f"{default})")
-    peak = (
-        f"peak rate (default: {paper.lr:g}{'; 3e-4 up to 80M parameters' * (paper is DISTILCSE)})"
-    )
-    add("--lr", type=number(float, 1e-9), help=peak)
-    text = f"end after this many epochs without a better dev score; 0: never {default})"
-    add("--patience", type=number(int, 0), default=paper.patience, help=text)
-    add_run_options(parser, "runs/baselines", paper.max_length, paper.eval_steps)
-    return parse(parser, congen.DEMO | dict(lr=4e-4))
+    add("--temperature", type=in_range(float, 1e-9), default=0.1, help=tau)
+    add("--dimension", type=in_range(int, 1), default=128, help=dimension)
+    add("--epochs", type=in_range(int, 1), help=is_default)
+    add("--batch-size", type=in_range(int, 2), help=is_default)
+    add("--lr", type=in_range(float, 1e-9), help=peak)
+    add("--patience", type=in_range(int, 0), help=patience)
+    add_run_options(parser, output="runs/baselines")
+    parser.set_defaults(**paper)
+    parser.set_defaults(dev_queries=2000, query_prompt=None, passage_prompt=None)  # of --beir
+    parser.set_defaults(similarity="cosine", teacher_similarity="cosine")
+    args = parse_options(parser, DEMO)
+    args.train = args.train or train
+    return args
 
 
 class Sts:
-    """Dev and test sets of semantic textual similarity, with the methods of ibkd.Retrieval."""
+    """Dev and test sets of semantic textual similarity, with the methods of ibkd_dr.Retrieval."""
 
     def __init__(self, args):
         self.sets = evaluation_sets(args)
@@ -370,107 +406,83 @@ class Sts:
 def read_data(args):
     """-> n sentences; their second views, or None; their domains, or None. Raises UserError."""
     if args.pairs:
-        return *map(list, zip(*read_text_pairs(args.pairs))), None
+        first, second = map(list, zip(*read_text_pairs(args.pairs)))
+        return first, second, None
     if args.labeled:
         form = "each line has two tab-separated columns, a sentence and its domain"
-        rows = list(read_rows(args.labeled, partial(split_columns, positions=(0, 1)), form))
-        return [text for text, _ in rows], None, [domain for _, domain in rows]
+        rows = read_rows(args.labeled, partial(split_columns, positions=(0, 1)), form)
+        sentences, domains = map(list, zip(*rows))
+        return sentences, None, domains
     return read_sentences(args.train), None, None
 
 
-def check(args, encoder, teacher, n, domains):
+def check(args, student, teacher, n, domains):
     """Raises UserError where the method is not possible with n sentences."""
     most = min(teacher.dimension, n - 1)
     if args.method == "hpd" and args.dimension > most:
         raise UserError(f"--dimension {args.dimension}: only {most} principal components exist")
-    if args.method == "metakd" and (len(set(domains)) if domains else n // args.domains) < 2:
+    count = len(set(domains)) if domains else n // args.domains
+    if args.method == "metakd" and count < 2:
         raise UserError("MetaKD needs two domains; see --labeled, or give fewer --domains")
-    if args.method == "pkd" and encoder.model.config.num_hidden_layers < 2:
+    if args.method == "pkd" and student.model.config.num_hidden_layers < 2:
         raise UserError("PKD leaves out the last layer; give a student of at least two")
 
 
-def build_student(encoder, teacher, args):
-    """-> a module with the encoder and what the method needs, e.g. a projection of layers."""
-    torch.manual_seed(args.seed)  # head and projections start at random
-    student = nn.Module()
-    student.encoder = encoder
-    student.teacher_dimension = teacher.dimension
-    student.projection = nn.Identity()
-    student.layer_projection = nn.Identity()
-    if args.method in ("pkd", "metakd"):  # M, and the same for layers, where dimensions differ
-        if encoder.dimension != teacher.dimension:
-            student.projection = nn.Linear(encoder.dimension, teacher.dimension)
-        if encoder.width != teacher.width:
-            student.layer_projection = nn.Linear(encoder.width, teacher.width)
-    elif args.method in ("crd", "mse"):  # W, at first the identity where dimensions agree
-        student.projection = nn.Linear(encoder.dimension, teacher.dimension, bias=False)
-        if encoder.dimension == teacher.dimension:
-            nn.init.eye_(student.projection.weight)
-    else:  # section 4.1 of ConGen; HPD's code
-        dimension = args.dimension if args.method == "hpd" else teacher.dimension
-        congen.add_head(encoder, dimension, args.head)
-    return student.to(args.device)
+def embed_teacher(teacher, texts, layers, args):
+    """The teacher's embeddings [n, D_T] and pooled layers [n, k, H_T] of n texts."""
 
+    def embed_layers(encoder, input_ids, attention_mask):
+        return embed(encoder, input_ids, attention_mask, layers)
 
-def matched_layers(encoder, teacher, method):
-    """-> the student's layers that the method compares, and the teacher's at the same height."""
-    depth, teacher_depth = [part.model.config.num_hidden_layers for part in (encoder, teacher)]
-    # PKD: all but the last one; MetaKD: all, and the input embeddings, which have number 0.
-    layers = dict(pkd=range(1, depth), metakd=range(depth + 1)).get(method, [])
-    return layers, [layer * teacher_depth // depth for layer in layers]
+    if layers:
+        gigabytes = 4 * (teacher.dimension + len(layers) * teacher.width) * len(texts) / 1e9
+        note(f"the teacher's embeddings and layers need {gigabytes:.2f} GB in {CACHE}")
+    key = f"{inspect.getsource(embed)} layers {layers}"  # embed_layers' source has neither
+    options = (args.max_length, args.precision, key)
+    both = teacher_embeddings(embed_layers, teacher, texts, *options)
+    pooled = both[:, teacher.dimension :].reshape(len(texts), len(layers), teacher.width)
+    return both[:, : teacher.dimension], pooled  # views of the file
 
 
 def main():
     args = parse_args()
-    files = [__file__, ckd.__file__, congen.__file__]
     if args.beir:
-        task = ibkd.Retrieval(args)
+        task = Retrieval(args)
         first, second, domains = task.passages + task.queries, None, None
     else:
         task = Sts(args)
         first, second, domains = read_data(args)
-    run = Run(args, files, [*task.read, first, second or [], domains or []])
+    read = [*task.read, first, second or [], domains or []]
+    run = Run(args, [__file__, ckd.__file__, congen.__file__], read)
     if run.is_complete():
         return
     if not run.finished:
-        paper = PAPERS[args.method]
-        encoder = load_student(args, "pooler" if paper is DISTILCSE else "mean")
-        millions = sum(value.numel() for value in encoder.parameters()) / 1e6  # rates: section 4.2
-        args.lr = args.lr or (3e-4 if paper is DISTILCSE and millions <= 80 else paper.lr)
+        student = load_student(args, "pooler" if args.method in DISTILCSE else "mean")
+        millions = sum(value.numel() for value in student.parameters()) / 1e6
+        args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
         teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        check(args, encoder, teacher, len(first), domains)
+        check(args, student, teacher, len(first), domains)
         run.scores["teacher"] = task.scores(teacher)
-        run.scores["student before"] = task.scores(encoder)
-        layers, theirs = matched_layers(encoder, teacher, args.method)
-
-        def embed_layers(encoder, input_ids, attention_mask):
-            return embed(encoder, input_ids, attention_mask, theirs)
-
-        size = teacher.dimension + len(theirs) * teacher.width
-        if layers:
-            gigabytes = 4 * size * len(first) / 1e9
-            note(f"the teacher's embeddings and layers need {gigabytes:.2f} GB in {CACHE}")
-        key = f"{inspect.getsource(embed)} layers {theirs}"  # embed_layers' source has neither
-        options = (args.max_length, args.precision, key)
+        run.scores["student before"] = task.scores(student)
         teacher_texts = first
         if args.beir:  # with the prompts of each model, as they are scored
-            first, teacher_texts = task.texts(encoder), task.texts(teacher)
-        targets = teacher_embeddings(embed_layers, teacher, teacher_texts, *options)
-        fixed = None
-        if args.method == "hpd":
-            fixed = principal_components(targets, args.dimension, args.seed).to(args.device)
-        elif args.method == "metakd":
-            vectors = targets[:, : teacher.dimension]
-            domains = domains or cluster(vectors, args.domains, args.seed)
-            fixed = expertise_weights(vectors, domains)
-        student = build_student(encoder, teacher, args)
+            first, teacher_texts = task.texts(student), task.texts(teacher)
+        _, layers = matched_layers(student, teacher, args.method)
+        targets, layer_targets = embed_teacher(teacher, teacher_texts, layers, args)
+        model = build_model(student, teacher, args)
         del teacher  # from a GPU's memory
-        data = (first, second, targets, layers, fixed, task.dev_score)
-        steps = distill(student, *data, run, args)
-        best = load_encoder(args.output, device=args.device)
-        run.finish(*steps, {"best student": task.scores(best)})
-    text = f"Distilled by `extras/baselines.py`, method {args.method}."
-    write_card(run, args, load_encoder(args.output), text)
+        weights = None
+        if args.method == "hpd":
+            components = principal_components(targets, args.dimension, args.seed)
+            model.register_buffer("components", components.to(args.device))  # P
+        elif args.method == "metakd":
+            domains = domains or cluster(targets, args.domains, args.seed)
+            weights = expertise_weights(targets, domains)
+        data = (first, second, targets, layer_targets, weights)
+        best_step, last_step = distill(model, *data, task.dev_score, run, args)
+        student = load_encoder(args.output, device=args.device)  # the best one
+        run.finish(best_step, last_step, {"best student": task.scores(student)})
+    write_card(run, args, f"Distilled by `extras/baselines.py`, method {args.method}.")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@
 All in percent. "avg" is the mean accuracy of the default tasks, MR to MRPC. "DSE avg" is that of
 DSE's Table 2: of all tasks but SNLI, with the means of MRPC's and of STS-B's two scores.
 
-The protocol is SentEval's (Conneau and Kiela, arXiv:1803.05449): penalties, folds, seed, and the
-order of rows from which folds and batches are drawn. On CR, another order moves the score by half
-a point. --classifier pytorch is SentEval's default, a linear layer trained by Adam, which SimCSE
-and the papers that follow it use. sklearn is its logistic regression (usepytorch=False), the
-default here: it takes a fraction of the time.
+The protocol is SentEval's (Conneau and Kiela, arXiv:1803.05449): penalties, folds, seed, order of
+rows. --classifier pytorch is SentEval's default, a linear layer trained by Adam, which SimCSE and
+the papers that follow it use. sklearn is its logistic regression (usepytorch=False), the default
+here: it takes a fraction of the time.
 
   python -m extras.eval_transfer runs/ckd sentence-transformers/all-MiniLM-L6-v2
   python -m extras.eval_transfer runs/dse --tasks SICK-R,SICK-E,STS-B --classifier pytorch
@@ -34,7 +33,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from tqdm import tqdm
 
-from common import BAR, POOLINGS, ArgumentParser, UserError, number, one_line_errors, run_main
+from common import BAR, POOLINGS, ArgumentParser, UserError, in_range, one_line_errors, run_main
 from common import encode, resolve_data, table, write_json
 from eval_sts import load
 
@@ -92,7 +91,8 @@ LAYOUTS = {
     "STS-B": Layout(STS, "genre file year id label first second", ""),
     "SNLI": Layout(SNLI, "first second label", "contradiction entailment neutral", 0, "latin-1"),
 }
-TASKS, TASKS_OF_DSE = tuple(LAYOUTS)[:7], tuple(LAYOUTS)[:10]  # of "avg" and "DSE avg"
+TASKS = tuple(LAYOUTS)[:7]  # of "avg"
+TASKS_OF_DSE = tuple(LAYOUTS)[:10]  # of "DSE avg"
 
 
 def find(folder, file):
@@ -106,26 +106,32 @@ def find(folder, file):
 
 def read_file(paths, layout, label):
     """One file, or several side by side -> [(words, words, label)]. label: if lines have none."""
-    names, classes = layout.columns.split(), layout.classes.split()
-    rows = []
-    with one_line_errors(paths[-1], f"its columns are: {', '.join(names)}") as place:
+    form = f"its columns are: {layout.columns}"
+    with one_line_errors(paths[-1], form):
         texts = [path.read_bytes().decode(layout.encoding) for path in paths]
         columns = [text.removesuffix("\n").split("\n") for text in texts]
-        for place.line, lines in enumerate(zip(*columns, strict=True), 1):
-            if place.line <= layout.header_lines:
-                continue
-            line = "\t".join(line.strip() for line in lines)
-            cells = re.split(layout.separator, line, maxsplit=len(names) - 1)
-            if len(cells) < len(names):
-                raise ValueError("the line does not have all columns")
-            row = dict(second="", label=label) | dict(zip(names, cells))
-            value = classes.index(row["label"]) if classes else float(row["label"])
-            if not 0 <= value <= 5:
-                raise ValueError(f"{value} is not a score from 0 to 5")
-            rows.append((row["first"].split(), row["second"].split(), value))
-        if not rows:
+        lines = list(zip(*columns, strict=True))[layout.header_lines :]
+        if not lines:
             raise ValueError("there is only a header")
+    rows = []
+    for number, parts in enumerate(lines, layout.header_lines + 1):
+        with one_line_errors(f"{paths[-1]}:{number}", form):
+            rows.append(read_line("\t".join(map(str.strip, parts)), layout, label))
     return rows
+
+
+def read_line(line, layout, label):
+    """-> (words, words, label). Raises ValueError."""
+    names = layout.columns.split()
+    classes = layout.classes.split()
+    cells = re.split(layout.separator, line, maxsplit=len(names) - 1)
+    if len(cells) < len(names):
+        raise ValueError("the line does not have all columns")
+    row = dict(second="", label=label) | dict(zip(names, cells))
+    value = classes.index(row["label"]) if classes else float(row["label"])
+    if not 0 <= value <= 5:
+        raise ValueError(f"{value} is not a score from 0 to 5")
+    return row["first"].split(), row["second"].split(), value
 
 
 def read_task(folder, task):
@@ -139,8 +145,9 @@ def read_task(folder, task):
         rows = []
         for i, names in enumerate(tables):
             rows += read_file([find(folder, name) for name in names.split()], layout, str(i))
-        i, j = (1, 0) if task == "SNLI" else (0, 1)
-        rows.sort(key=lambda row: (len(row[i]), len(row[j]), row[2]))
+        rows.sort(key=lambda row: (len(row[0]), len(row[1]), row[2]))
+        if task == "SNLI":
+            rows.sort(key=lambda row: (len(row[1]), len(row[0]), row[2]))
         first, second, labels = zip(*rows)
         blank = EMPTY if any(second) else ""
         first = [" ".join(words) or EMPTY for words in first]
@@ -168,7 +175,8 @@ def fit_pytorch(x, y, decay, held_out=None, rounds=51, epochs=4, stalls=5):
     regression = y.dtype == float
     model = nn.Linear(x.shape[1], 5 if regression else int(y.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=decay, fused=True)
-    loss, quality = (squared_error, pearson) if regression else (F.cross_entropy, accuracy)
+    loss = squared_error if regression else F.cross_entropy
+    quality = pearson if regression else accuracy
     if held_out is None:
         some, others = np.split(random.permutation(len(x)), [max(1, len(x) // 20)])
         held_out, x, y = (x[some], y[some]), x[others], y[others]
@@ -177,8 +185,9 @@ def fit_pytorch(x, y, decay, held_out=None, rounds=51, epochs=4, stalls=5):
     @torch.no_grad()
     def predict(x):
         logits = model(torch.from_numpy(x))
-        read = logits.softmax(dim=-1).double() @ FIVE if regression else logits.argmax(dim=-1)
-        return read.numpy()
+        if regression:
+            return (logits.softmax(dim=-1).double() @ FIVE).numpy()
+        return logits.argmax(dim=-1).numpy()
 
     best = -np.inf
     for _ in range(rounds):
@@ -243,7 +252,10 @@ def best_of(penalties, fit, pairs):
     """The first with the best mean accuracy, to two decimals. pairs: (x, y) to fit and to score."""
     if len(penalties) == 1:
         return penalties[0]
-    found = [[accuracy(fit(*a, penalty, b)(b[0]), b[1]) for penalty in penalties] for a, b in pairs]
+    found = []
+    for fitted, scored in pairs:
+        predictors = [fit(*fitted, penalty, scored) for penalty in penalties]
+        found.append([accuracy(predict(scored[0]), scored[1]) for predict in predictors])
     return penalties[int(np.mean(found, axis=0).round(2).argmax())]
 
 
@@ -300,7 +312,7 @@ def parse_args():
     some = f"all, or some of {','.join(LAYOUTS)} (default: the first seven)"
     add("--tasks", default=",".join(TASKS), help=some)
     add("--classifier", choices=("sklearn", "pytorch"), default="sklearn", help="papers: pytorch")
-    add("--folds", type=number(int, 2, 100), default=10, help="fast: 5 (default: %(default)s)")
+    add("--folds", type=in_range(int, 2, 100), default=10, help="fast: 5 (default: %(default)s)")
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")

@@ -15,11 +15,8 @@ With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of
 megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
 one at a time without tokenization: the median of --rounds, in which the models take turns.
 
-DistilFACE (arXiv:2401.12472): Table 4 has Sanh et al.'s seconds for STS-B on a CPU with batch size
-1; here, distinct texts divided by sentences per second. Table 5 has 435,650 (BERT), 265,489 and, in
-int8, 138,116 thousand bytes. The paper does not say which layers are int8; in its authors' notebook
-they are the linear ones, by torch's quantize_dynamic(), as in the table's second row, "int8 but the
-embeddings, torch". The fourth row has the same layers in int8, with one scale per output.
+DistilFACE's Table 5 (arXiv:2401.12472) is the row "int8 but the embeddings, torch": its authors'
+notebook quantizes the linear layers with torch's quantize_dynamic(). See docs/distilface.md.
 
   python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --bits 4 --pairs demo/test.tsv --output runs/four-bits
@@ -40,7 +37,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from common import ArgumentParser, UserError, note, number, one_line_errors, run_main, table
+from common import ArgumentParser, UserError, in_range, note, one_line_errors, run_main, table
 from common import Tokens, read_scored_pairs, replacing, spearman
 from eval_sts import load, read_data
 
@@ -59,7 +56,7 @@ def export(encoder, embed, file):
     import onnx
 
     def forward(input_ids, attention_mask):
-        output = encoder.model(input_ids, attention_mask, output_hidden_states=True)
+        output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
         parts = dict(pooling=encoder.pooling, heads=encoder.heads, normalize=encoder.normalize)
         done = SimpleNamespace(model=lambda *_, **__: output, **parts)  # one pass for both outputs
         return embed(done, input_ids, attention_mask), output.last_hidden_state
@@ -113,7 +110,7 @@ def write_onnx(name, folder, group_size=32):
         for part, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
             options = dict(per_channel=True, op_types_to_quantize=operators)
             quantize_dynamic(files["fp32"], files[part], **options)
-        words = Path(folder, "words.onnx")
+        words = Path(folder, "words.onnx")  # only words in 4 bits
         write_blockwise(files["fp32"], words, "Gather", 4, group_size)
         for part, bits in (("q4", 4), ("q4_8", 8)):
             write_blockwise(words, files[part], "MatMul", bits, group_size)
@@ -162,13 +159,8 @@ def parse_args():
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")
-    add(
-        "--bits",
-        type=int,
-        choices=sorted(FILES),
-        default=8,
-        help="of a weight (default: %(default)s)",
-    )
+    bits = dict(choices=sorted(FILES), default=8, help="of a weight (default: %(default)s)")
+    add("--bits", type=int, **bits)
     add("--layer-bits", type=int, choices=(4, 8), default=4, help="--bits 4: of linear layers")
     sizes = dict(type=int, choices=(16, 32, 64, 128), default=32)
     add("--group-size", **sizes, help="--bits 4: weights with a common scale (default: 32)")
@@ -178,7 +170,7 @@ def parse_args():
     add("--sets", type=lambda text: text.split(","), help="of SentEval's, as in STS12,STS-B")
     rows = 'rows of the table, as in "int8" "4 bits" (default: all)'
     add("--rows", nargs="+", choices=(*TORCH_ROWS, *ROWS.values()), metavar="ROW", help=rows)
-    add("--rounds", type=number(int, 1), default=5, help="of timing (default: %(default)s)")
+    add("--rounds", type=in_range(int, 1), default=5, help="of timing (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -9,15 +9,15 @@ one from its checkpoint, and tries again one that failed, which does not end the
 Runs that differ only in their seed share a row: for each column of the final student's scores, the
 mean and the standard deviation (n - 1) over seeds, as in ConGen (section 4.3). Rows are ranked by
 dev alone. With two seeds or more, p is that of a paired t-test over the seeds that a row shares
-with the best one, on "avg" if there is one, else on dev; IBKD (Tables 2, 3) asks for p < 0.01.
-Semicolons separate values that contain commas.
+with the best one, on "avg" if there is one, else on dev; IBKD (Tables 2, 3) asks for p < 0.01. It
+is not corrected for the number of rows: the more rows, the more of them have a small p by chance.
+It stays blank if all differences are equal. Semicolons separate values that contain commas.
 
   python -m extras.sweep ckd.py "lr=1e-4,4e-4 seed=0,1,2" -- --demo
   python -m extras.sweep extras.baselines "student-layers=1,3,5;0,2,4" -- --method pkd --dev my.tsv
 """
 
 import itertools
-import math
 import re
 import statistics
 import subprocess
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 import torch
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp
 
 from common import ArgumentParser, UserError, note, run_main, table
 
@@ -75,9 +75,7 @@ def rank(results):
     for setting, scores in results:
         rest = {option: value for option, value in setting.items() if option != "seed"}
         groups.setdefault(name_of(rest) or "all", {})[setting.get("seed")] = scores
-    mean_dev = {
-        name: statistics.mean(map(dev_of, group.values())) for name, group in groups.items()
-    }
+    mean_dev = {name: statistics.mean(map(dev_of, runs.values())) for name, runs in groups.items()}
     order = sorted(groups, key=mean_dev.get, reverse=True)
     rows = {}
     for name in order:
@@ -88,18 +86,25 @@ def rank(results):
             if len(values) > 1:
                 row[f"± {column}"] = statistics.stdev(values)
         p = p_value(groups[order[0]], groups[name])
-        if not math.isnan(p):
-            row["p"] = p
+        if p is not None:
+            row["p, uncorrected"] = ThreeDigits(p)
     return rows
 
 
+class ThreeDigits(float):
+    """A number that table() prints with three digits after the point."""
+
+    def __format__(self, _):
+        return f"{float(self):.3f}"
+
+
 def p_value(best, other):
-    """Of a paired, two-sided t-test over common seeds; {seed: scores} twice -> 0 to 1, or NaN."""
+    """Of a paired, two-sided t-test over common seeds; {seed: scores} twice -> 0 to 1, or None."""
     seeds = best.keys() & other.keys()
-    pairs = [(compared(best[seed]), compared(other[seed])) for seed in seeds]
-    if best is other or len(pairs) < 2:
-        return math.nan
-    return float(ttest_rel(*zip(*pairs)).pvalue)
+    differences = [compared(best[seed]) - compared(other[seed]) for seed in seeds]
+    if len(differences) < 2 or max(differences) - min(differences) < 1e-9:
+        return None  # without variance, there is no test
+    return float(ttest_1samp(differences, 0).pvalue)
 
 
 def compared(scores):

@@ -23,13 +23,14 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from common import ArgumentParser, Tokens, UserError, load_encoder, number, one_line_errors
-from common import read_sentences, replacing, run_main, save_encoder, table
+from common import ArgumentParser, UserError, in_range, one_line_errors, run_main, table
+from common import Tokens, load_encoder, read_sentences, replacing, save_encoder
 
 
 def read_vocabulary(tokenizer):
     """tokenizer: the content of tokenizer.json -> {id: token}. Raises ValueError."""
-    kind, vocabulary = tokenizer["model"]["type"], tokenizer["model"]["vocab"]
+    kind = tokenizer["model"]["type"]
+    vocabulary = tokenizer["model"]["vocab"]
     if kind == "WordPiece":
         return {i: token for token, i in vocabulary.items()}
     if kind == "Unigram":
@@ -97,10 +98,12 @@ def cut_model(model, new):
 
 def row(encoder, ids, sentences):
     """A row of the table. ids: of all tokens of the sentences."""
-    size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
-    known, used = encoder.model.config.vocab_size, len(np.unique(ids))
-    per_sentence = len(ids) / len(sentences)
-    return {"tokens": known, "in use": used, "MB, fp32": size, "tokens per sentence": per_sentence}
+    return {
+        "tokens": encoder.model.config.vocab_size,
+        "in use": len(np.unique(ids)),
+        "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
+        "tokens per sentence": len(ids) / len(sentences),
+    }
 
 
 def parse_args():
@@ -108,7 +111,7 @@ def parse_args():
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
-    add("--tokens", metavar="N", required=True, type=number(int, 1), help="how many to keep")
+    add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
     add("--output", required=True, help="a new folder")
     return parser.parse_args()
 

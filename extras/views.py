@@ -10,14 +10,11 @@ Writes a file for congen.py --pairs: on each line the sentence, a tab, and the s
 
 A sentence of which nothing would be left is its own second view. Words and tokens are drawn from
 --seed. In such a file, a sentence has one second view for all epochs, whereas congen.py's word
-deletion draws anew at every step, so that the student sees more wordings. The joined files of three
-seeds, trained on for a third of the epochs, give three of them.
+deletion draws anew at every step. Join the files of three seeds for three second views.
 
-translate is the paper's own way: by Google's translator, through German (Table 6), or through
-German for the first view and French for the second (3.1). Here, models translate that transformers'
-AutoModelForSeq2SeqLM loads; the defaults need `pip install sentencepiece sacremoses`. The mBART of
-Table 6 needs both languages in its folder, as src_lang and forced_bos_token_id (docs/congen.md).
-The same command continues an interrupted one.
+translate is the paper's own way, by Google's translator. Here, models translate that transformers'
+AutoModelForSeq2SeqLM loads (docs/congen.md has Table 6's mBART); the defaults need `pip install
+sentencepiece sacremoses`. The same command continues an interrupted one.
 
   python -m extras.views translate --train sentences.txt --output pairs.tsv
 """
@@ -32,7 +29,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from common import BAR, ArgumentParser, UserError, number, one_line_errors, run_main
+from common import BAR, ArgumentParser, UserError, in_range, one_line_errors, run_main
 from common import read_rows, read_sentences, resolve_model
 
 CROP_RATE = 0.1  # Table 6
@@ -197,13 +194,13 @@ def parse_args():
     model = "for translate: folder or Hub name (default: %(default)s)"
     add("--there", default="Helsinki-NLP/opus-mt-en-de", help=model)
     add("--back", default="Helsinki-NLP/opus-mt-de-en", help=model)
-    add("--beams", type=number(int, 1), default=1, help="for translate (default: 1, greedy search)")
-    add("--batch-size", type=number(int, 1), default=64, help="of a model (default: 64)")
+    add("--beams", type=in_range(int, 1), default=1, help="for translate (default: 1, greedy)")
+    add("--batch-size", type=in_range(int, 1), default=64, help="of a model (default: 64)")
     folder = "for synonym: folder of WordNet 3's database (default: %(default)s)"
     add("--wordnet", default="/usr/share/wordnet", help=folder)
     model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"
     add("--masked-lm", default="bert-base-uncased", help=model)
-    add("--seed", type=number(int, 0), default=0, help="(default: %(default)s)")
+    add("--seed", type=in_range(int, 0), default=0, help="(default: %(default)s)")
     return parser.parse_args()
 
 

@@ -32,7 +32,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
-import runs
 
 GITHUB = "https://raw.githubusercontent.com"
 MULTI30K = f"{GITHUB}/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data"
@@ -208,7 +207,7 @@ def from_github(evaluated):
         wikisplit += download(f"{WIKISPLIT}/{split}.tsv")
     english, german = [download(f"{MULTI30K}/task1/raw/train.{name}.gz") for name in ("en", "de")]
     unlabeled = unlabeled_sentences(sum(captions, []), wikisplit, evaluated)
-    files = {f"{name.lower()}.txt": unlabeled[:amount] for name, amount in runs.FIRST.items()}
+    files = {f"first{n}k.txt": unlabeled[: 1000 * n] for n in (5, 20, 50)}
     files |= {"unlabeled.txt": unlabeled, "pairs.tsv": caption_pairs(*captions[:2], evaluated)}
     return files | {"pairs.en-de.tsv": translations(english, german, evaluated)}
 

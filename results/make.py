@@ -5,42 +5,25 @@
 Everything comes from results/data/*.jsonl. A marker names the table: <!-- table: own-teacher -->.
 """
 
-import itertools
 import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
 
+import matplotlib.pyplot as plt
+
+plt.switch_backend("agg")
+plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbelow": True})
 HERE = Path(__file__).parent
 COLUMNS = ("avg", "dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
-TITLES = ("avg", "STS-B dev", *COLUMNS[2:])
-OWN_ROWS = (
-    "KD",
-    "CKD",
-    "IBKD",
-    "ConGen",
-    "SEED",
-    "PKD",
-    "MetaKD",
-    "L2",
-    "Dual-L2",
-    "SKD",
-    "CRD",
-    "HPD",
-)
-FAR_ROWS = ("KD aligned", "CKD aligned", "CKD", "ConGen", "IBKD", "KD")
-FAR_ROWS += ("SEED", "L2", "Dual-L2", "SKD", "CRD", "HPD", "PKD")
-SIZES = {"three (1,4,5)": "layers-1-4-5-50k", "two (0,5)": "layers-0-5-50k"}
-SIZES |= {"one (5)": "layer-5-50k"}
-ONNX = {"six (the teacher)": "int8-six-layers", "three (1,4,5)": "int8-three-layers"}
-ONNX |= {"two (0,5)": "int8-two-layers", "one (5)": "int8-one-layer"}
-SPEEDS = {"three (1,4,5)": "speed-three-layers", "two (0,5)": "speed-two-layers"}
-SPEEDS |= {"one (5)": "speed-one-layer"}
-RETRAINED = {"three (1,4,5)": "retrained-three-layers", "two (0,5)": "retrained-two-layers"}
-RETRAINED |= {"one (5)": "retrained-one-layer"}
+OWN = "KD CKD IBKD ConGen SEED PKD MetaKD L2 Dual-L2 SKD CRD HPD DistilFACE"
+FAR = "KD-aligned CKD-aligned CKD ConGen IBKD KD SEED L2 Dual-L2 SKD CRD HPD PKD"
+
+DEPTHS = dict(six="six (the teacher)", three="three (1,4,5)", two="two (0,5)", one="one (5)")
+LAYERS = dict(six="six-layers", three="three-layers", two="two-layers", one="one-layer")
+STUDENTS = dict(three="layers-1-4-5-50k", two="layers-0-5-50k", one="layer-5-50k")
 TRAINED = 50_000  # sentences of these students
-FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")
-SMALL = {
+THREE_LAYERS = {
     "all sentences": "KD-three-layers",
     "all sentences, three epochs": "KD-three-epochs",
     "all sentences, then NLI": "own-then-NLI",
@@ -52,44 +35,26 @@ SMALL = {
     "20,000 sentences, layers 0, 3, 5": "layers-0-3-5",
     "20,000 sentences, layers 1, 4, 5": "layers-1-4-5",
     "20,000 sentences, layers 2, 4, 5": "layers-2-4-5",
+    "5,000 sentences": "KD-5k",
 }
-GROUPED = "training, dropout 0.0, --group-by-length"
-PARTS = {  # part: with it, without it
-    "IBKD: HSIC": ("IBKD", "IBKD-no-HSIC"),
-    "KD: dropout of 0.1": ("KD-dropout", "KD"),
-}
-DEPTHS = {
-    "six": "six (the teacher)",
-    "three": "three (1,4,5)",
-    "two": "two (0,5)",
-    "one": "one (5)",
-}
-BITS = ("fp32, ONNX Runtime", "int8", "4 bits")  # rows of extras/quantize.py
-TOKENS = {"": "30,522", "-20k": "20,000", "-12k": "12,000"}
-TOKENS |= {"-20k-182k": "20,000 *", "-17k": "17,000 *"}
-ALL_TOKENS = {"six": "sentence-transformers/all-MiniLM-L6-v2", "three": "runs/layers-1-4-5-50k"}
-ALL_TOKENS |= {"two": "runs/layers-0-5-50k-0", "one": "runs/layer-5-50k-0"}
-CURVE = {  # student, teacher, loss: {sentences in all epochs: run}
-    "three layers, its own model, KD": {
-        20_000: "layers-1-4-5",
-        50_000: "layers-1-4-5-50k",
-        182_049: "three-own-KD-182k",
-    },
-    "three layers, both teachers, KD": {
-        20_000: "three-both-0.3-20k",
-        182_049: "three-both-0.3-182k",
-    },
-    "three layers, the larger one, KD": {
-        20_000: "three-M-KD-20k",
-        50_000: "three-M-KD-50k",
-        182_049: "three-M-KD-182k",
-        3 * 182_049: "three-M-KD-3x182k",
-    },
-    "three layers, the larger one, CKD": {20_000: "three-M-CKD-20k"},
-}
-CURVE_AMOUNTS = {20_000: "20,000", 50_000: "50,000", 182_049: "182,049"}
-CURVE_AMOUNTS |= {3 * 182_049: "3 x 182,049"}
 AMOUNTS = {5_000: "KD-5k", 20_000: "KD", 50_000: "KD-50k", 182_049: "KD-three-layers"}
+CURVE_AMOUNTS = (20_000, 50_000, 182_049, 3 * 182_049)  # sentences in all epochs
+CURVE = {  # student, teacher, loss: the runs with these amounts, or "-"
+    "three layers, its own model, KD": "layers-1-4-5 layers-1-4-5-50k three-own-KD-182k -",
+    "three layers, both teachers, KD": "three-both-0.3-20k - three-both-0.3-182k -",
+    "three layers, the larger one, KD": "three-M-KD-20k three-M-KD-50k three-M-KD-182k "
+    "three-M-KD-3x182k",
+    "three layers, the larger one, CKD": "three-M-CKD-20k - - -",
+}
+SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
+FILES = {  # tokens: students, or the teacher
+    "30,522": "six three two one",
+    "20,000": "three-20k two-20k one-20k",
+    "12,000": "three-12k two-12k one-12k",
+    "20,000 *": "two-20k-182k",
+    "17,000 *": "one-17k",
+}
+FOLDERS = dict(three="layers-1-4-5-50k", two="layers-0-5-50k-0", one="layer-5-50k-0")
 
 
 def read_lines():
@@ -99,449 +64,336 @@ def read_lines():
     return {line["run"]: line for line in lines}
 
 
-def read_runs():
-    """{run: {row: {column: score}}}"""
-    return {run: line["scores"] for run, line in read_lines().items()}
-
-
 LINES = read_lines()
-RUNS = read_runs()
+RUNS = {run: line["scores"] for run, line in LINES.items()}  # {run: {row: {column: score}}}
+TEACHER = RUNS["layers-1-4-5-50k"]["teacher"]
 
 
-def runs_of(name):
-    """NAME, or NAME-0, NAME-1, ...: those that were run."""
-    return [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+def final(run):
+    """The last row of a run's table, and averages that were measured later."""
+    later = RUNS["curve"] | RUNS["curve-seeds"]
+    *_, last = RUNS[run].values()
+    return later.get(f"runs/{run}", {}) | last
 
 
-def seeds_of(name):
-    """The final tables of runs_of(name)."""
-    return [RUNS[run] for run in runs_of(name)]
+def scores(name, key):
+    """The final score of each seed of a run: of NAME, or of NAME-0, NAME-1, ..."""
+    runs = [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
+    return [final(run)[key] for run in runs]
 
 
-def last_row(scores):
-    return list(scores.values())[-1]
+def trained_per_second(depth):
+    """Sentences per second, the mean of two runs."""
+    lines = [LINES[f"retrained-{LAYERS[depth]}-{seed}"] for seed in (1, 2)]
+    return mean(line["sentences_per_second"] for line in lines)
 
 
-def cell(values):
-    """The mean, with the standard deviation of three seeds or more."""
-    spread = f" ± {stdev(values):.2f}" if len(values) > 2 else ""
-    return f"{mean(values):.2f}{spread}"
+def cell(value):
+    """A text, a number, or the mean of a list of seeds, with the deviation of three or more."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    spread = f" ± {stdev(value):.2f}" if len(value) > 2 else ""
+    return f"{mean(value):.2f}{spread}"
 
 
 def markdown(header, rows):
     """Rows of cells, the first of which is text -> a Markdown table."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[cell(value) for value in row] for row in rows]
+    dashes = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, dashes, *cells))
 
 
-def score_row(name, runs):
-    """Name, mean of the seven test sets, dev, the sets, number of seeds. runs: one per seed."""
-    finals = [last_row(run) for run in runs]
-    cells = [f"{mean(row[key] for row in finals):.2f}" for key in COLUMNS]
-    for place in (0, 1):
-        cells[place] = cell([row[COLUMNS[place]] for row in finals])
-    return [name, *cells, str(len(runs))]
+def student_table(title, references, students, order="avg"):
+    """References {name: scores}, then students {name: run}, the best of a column first."""
+    rows = []
+    for name, row in references.items():
+        found = [row[key] for key in COLUMNS]
+        rows.append([name, *found, ""])
+    ranked = sorted(students.items(), key=lambda item: -mean(scores(item[1], order)))
+    for name, run in ranked:
+        averages, dev, *sets = [scores(run, key) for key in COLUMNS]
+        means = [mean(values) for values in sets]
+        rows.append([name, averages, dev, *means, str(len(averages))])
+    return markdown([title, "avg", "STS-B dev", *COLUMNS[2:], "seeds"], rows)
 
 
-def score_table(title, references, found, order):
-    """References {name: scores} without a seed, then rows of {name: runs}, the best first."""
-    rows = [[name, *[f"{row[key]:.2f}" for key in COLUMNS], ""] for name, row in references.items()]
-    ranked = sorted(found, key=lambda name: -mean(last_row(run)[order] for run in found[name]))
-    rows += [score_row(name, found[name]) for name in ranked]
-    return markdown([title, *TITLES, "seeds"], rows)
-
-
-def methods(prefix, names, more=None):
-    """A row per method; the best mean of the test sets comes first. more: rows above them."""
-    found = {name: seeds_of(prefix + name.replace(" ", "-")) for name in names}
-    found = {name: runs for name, runs in found.items() if runs}
-    any_run = next(iter(found.values()))[0]
-    before = {name: any_run[name] for name in ("teacher", "student before") if name in any_run}
-    return score_table("model", before if more is None else more | before | more, found, "avg")
-
-
-def own_teacher():
-    return methods("", (*OWN_ROWS, "DistilFACE"))
-
-
-def no_teacher():
-    return methods("", ("DistilFACE",))
-
-
-def larger_teacher():
-    """With the teacher as it is, and aligned."""
-    runs = {"teacher": "M-KD-0", "aligned teacher": "M-KD-aligned-0"}
-    return methods("M-", FAR_ROWS, {name: RUNS[run]["teacher"] for name, run in runs.items()})
-
-
-def curve_scores(name):
-    """The final rows of a run of CURVE, one per seed; some averages have a line of their own."""
-    averages = RUNS["curve"] | RUNS["curve-seeds"]
-    return [averages.get(f"runs/{run}", {}) | last_row(RUNS[run]) for run in runs_of(name)]
+def plain_table(rows, title="model"):
+    """{row: {column: value}} -> a Markdown table with the columns of the last row."""
+    *_, last = rows.values()
+    columns = [key for key in last if key not in ("dev", "test", "bytes")]
+    cells = []
+    for name, row in rows.items():
+        cells.append([name, *[row.get(key, "") for key in columns]])
+    return markdown([title, *columns], cells)
 
 
 def curve():
     """STS average, and dev in brackets, of a larger teacher's students by number of sentences."""
     rows = []
     for title, runs in CURVE.items():
-        cells = []
-        for amount in CURVE_AMOUNTS:
-            found = curve_scores(runs[amount]) if amount in runs else []
-            scores = [cell([row[key] for row in found]) for key in ("avg", "dev") if found]
-            cells.append(f"{scores[0]} ({scores[1]})" if found else "")
-        rows.append([title, *cells])
-    return markdown(["student, teacher, loss", *CURVE_AMOUNTS.values()], rows)
-
-
-def how_small():
-    """The teacher and the students of SIZES, in this order."""
-    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    rows = [["six (the teacher)", *[f"{teacher[key]:.2f}" for key in COLUMNS], ""]]
-    rows += [score_row(title, seeds_of(name)) for title, name in SIZES.items()]
-    return markdown(["layers", *TITLES, "seeds"], rows)
-
-
-def sizes():
-    """README's table: megabytes, scores, speed, training time of the teacher and its students."""
-    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
-    found = compressed()
-    rows = []
-    for (title, run), name in zip(ONNX.items(), DEPTHS):
-        onnx = RUNS[run]
-        finals = [last_row(run) for run in seeds_of(SIZES[title])] if title in SIZES else [teacher]
-        scores = [cell([row[key] for row in finals]) for key in ("dev", "avg")]
-        speeds = [f"{onnx[row]['sentences/s'] / slowest:.1f}" for row in FORMATS]
-        time = f"{TRAINED / trained_per_second(title) / 60:.1f} min" if title in SIZES else ""
-        four = found[name, "", BITS[2]]
-        rows.append([title, *sizes_of(name), *scores, f"{four['avg']:.2f}", *speeds, time])
-    for depth, tokens in (("two", "-20k-182k"), ("one", "-17k")):
-        fp32, _, four = [found[depth, tokens, bits] for bits in BITS]
-        scores = [f"{score:.2f}" for score in (fp32["dev"], fp32["avg"], four["avg"])]
-        title = f"{DEPTHS[depth]}, {TOKENS[tokens][:6]} tokens"
-        rows.append([title, *sizes_of(depth + tokens), *scores, "", "", "", ""])
-    header = ["layers", "MB: fp32", "int8", "4 bits", "STS-B dev", "STS average", "in 4 bits"]
-    header += ["speed: torch", "ONNX, fp32", "ONNX, int8", "training"]
+        row = [title]
+        for run in runs.split():
+            averages, dev = scores(run, "avg"), scores(run, "dev")
+            row.append(f"{cell(averages)} ({cell(dev)})" if averages else "")
+        rows.append(row)
+    header = ["student, teacher, loss", "20,000", "50,000", "182,049", "3 x 182,049"]
     return markdown(header, rows)
 
 
-def sizes_of(name):
-    """The megabytes of a student's ONNX files."""
-    row = RUNS[f"dev-{name}"]
-    return [f"{row[bits]['MB']:.0f}" for bits in BITS[:2]] + [f"{row[BITS[2]]['MB']:.1f}"]
-
-
-def compressed():
-    """The files of how-many-megabytes.md -> {(depth, tokens, row of quantize.py): numbers}."""
-    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    torch_scores = {ALL_TOKENS["six"]: teacher} | RUNS["fp32"] | RUNS["fp32-more"]
-    found = {}
-    for tokens, depth in itertools.product(TOKENS, DEPTHS):
-        name = f"{depth}{tokens}"
-        if f"dev-{name}" not in RUNS:
-            continue
-        folder = f"runs/{name}" if tokens else ALL_TOKENS[depth]
-        scores = {BITS[0]: torch_scores[folder]} | RUNS[f"sts-{name}"]
-        for bits, row in RUNS[f"dev-{name}"].items():
-            numbers = dict(mb=row["MB"], dev=row["Spearman"])
-            if bits in scores:
-                numbers["avg"] = mean(scores[bits][key] for key in COLUMNS[2:])
-            found[depth, tokens, bits] = numbers
-        if depth != "six":  # the teacher's file in 4 bits was scored on STS alone
-            tasks = RUNS["transfer-4-bits"][folder]
-            numbers["search"] = RUNS["qnli-4-bits"][folder]["MRR@10"]
-            numbers["transfer"] = mean(tasks[task] for task in ("CR", "TREC", "MRPC"))
-    return found
+def file_numbers(name):
+    """A student's files in fp32, int8 and 4 bits -> {MB, dev, avg, QNLI, transfer} of each."""
+    files = []
+    for row in RUNS[f"dev-{name}"].values():
+        files.append({"MB": row["MB"], "dev": row["Spearman"]})
+    fp32, int8, four = files
+    folder = f"runs/{FOLDERS.get(name, name)}"
+    in_torch = RUNS["fp32"] | RUNS["fp32-more"] | {"runs/six": TEACHER}
+    fp32["avg"] = mean(in_torch[folder][key] for key in COLUMNS[2:])
+    four["avg"] = mean(RUNS[f"sts-{name}"]["4 bits"][key] for key in COLUMNS[2:])
+    if name == "six":  # the teacher's file in 4 bits was scored on STS alone
+        return fp32, int8, four | {"QNLI": "", "transfer": ""}
+    tasks = RUNS["transfer-4-bits"][folder]
+    four["transfer"] = mean(tasks[task] for task in ("CR", "TREC", "MRPC"))
+    four["QNLI"] = RUNS["qnli-4-bits"][folder]["MRR@10"]
+    return fp32, int8, four
 
 
 def megabytes():
     """Megabytes and scores in fp32, int8 and 4 bits; a row per student."""
-    found = compressed()
     rows = []
-    for depth, tokens in dict.fromkeys(key[:2] for key in found):
-        fp32, int8, four = [found[depth, tokens, bits] for bits in BITS]
-        cells = [DEPTHS[depth], TOKENS[tokens]]
-        cells += [f"{file['mb']:.1f}" for file in (fp32, int8, four)]
-        cells += [f"{file['avg']:.2f}" for file in (fp32, four)]
-        cells += [f"{file['dev']:.2f}" for file in (fp32, int8, four)]
-        cells += [f"{four[key]:.2f}" if key in four else "" for key in ("search", "transfer")]
-        rows.append(cells)
+    for tokens, names in FILES.items():
+        for name in names.split():
+            fp32, int8, four = file_numbers(name)
+            row = [DEPTHS[name.split("-")[0]], tokens]
+            row += [f"{file['MB']:.1f}" for file in (fp32, int8, four)]
+            row += [fp32["avg"], four["avg"], fp32["dev"], int8["dev"], four["dev"]]
+            rows.append([*row, four["QNLI"], four["transfer"]])
     header = ["layers", "tokens", "MB: fp32", "int8", "4 bits", "avg: fp32", "4 bits"]
     header += ["dev: fp32", "int8", "4 bits", "QNLI", "transfer"]
     return markdown(header, rows)
 
 
-def how_much_data():
+def sizes():
+    """README's table: megabytes, scores, speed, training time of the teacher and its students."""
+    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
+    trimmed = {"two-20k-182k": "two (0,5), 20,000 tokens", "one-17k": "one (5), 17,000 tokens"}
     rows = []
-    for amount, name in AMOUNTS.items():
-        finals = [last_row(run) for run in seeds_of(name)]
-        if finals:
-            scores = [cell([row[key] for row in finals]) for key in ("dev", "avg")]
-            rows.append([f"{amount:,}", str(len(finals)), *scores])
-    return markdown(["sentences", "seeds", "STS-B dev", "avg"], rows)
+    for name, title in (DEPTHS | trimmed).items():
+        fp32, int8, four = file_numbers(name)
+        row = [title, f"{fp32['MB']:.0f}", f"{int8['MB']:.0f}", f"{four['MB']:.1f}"]
+        speeds, time = [""] * 3, ""
+        dev, average = fp32["dev"], fp32["avg"]
+        if name in DEPTHS:
+            onnx = RUNS[f"int8-{LAYERS[name]}"]
+            speeds = [f"{onnx[key]['sentences/s'] / slowest:.1f}" for key in SPEED_FORMATS]
+        if name in STUDENTS:
+            dev = scores(STUDENTS[name], "dev")
+            average = scores(STUDENTS[name], "avg")
+            time = f"{TRAINED / trained_per_second(name) / 60:.1f} min"
+        rows.append([*row, dev, average, four["avg"], *speeds, time])
+    header = ["layers", "MB: fp32", "int8", "4 bits", "STS-B dev", "STS average", "in 4 bits"]
+    header += ["speed: torch", "ONNX, fp32", "ONNX, int8", "training"]
+    return markdown(header, rows)
 
 
-def small():
-    """What may bring a three-layer student past its teacher, the best on dev first."""
-    teacher = {"teacher": RUNS["KD-three-layers"]["teacher"]}
-    found = {title: seeds_of(name) for title, name in SMALL.items()}
-    return score_table("student", teacher, found, "dev")
+def int8():
+    """A row for each number of layers and format."""
+    rows = []
+    for depth, title in DEPTHS.items():
+        for name, row in RUNS[f"int8-{LAYERS[depth]}"].items():
+            rows.append([f"{title}, {name}", *row.values()])
+    return markdown(["model", "MB", "STS-B test", "sentences/s"], rows)
 
 
-def as_table(rows, title="model"):
-    """{row: {column: score}} -> a Markdown table with the columns of the last row."""
-    columns = [key for key in last_row(rows) if key not in ("dev", "test", "bytes")]
-    cells = [
-        [name, *[f"{row[key]:.2f}" if key in row else "" for key in columns]]
-        for name, row in rows.items()
-    ]
-    return markdown([title, *columns], cells)
+def training_speed():
+    """Sentences per second of KD's training, without scoring, and the peak memory."""
+    rows = []
+    for depth in STUDENTS:
+        memory = LINES[f"speed-{LAYERS[depth]}"]["peak_memory_MB"] / 1000
+        rows.append([DEPTHS[depth], f"{trained_per_second(depth):.0f}", memory])
+    return markdown(["layers", "sentences/s", "peak memory, GB"], rows)
 
 
-def search():
-    first, second = RUNS["search-stage-1"], RUNS["search-stage-2"]
-    *before, (_, after_1) = first.items()
-    return as_table(dict(before) | {"stage 1": after_1, "stages 1 and 2": last_row(second)})
+def parts():
+    """Scores with and without a part of a method, three seeds each."""
+    of_ibkd = ("IBKD: HSIC", "IBKD", "IBKD-no-HSIC")
+    rows = []
+    for part, name, without in (of_ibkd, ("KD: dropout of 0.1", "KD-dropout", "KD")):
+        averages = [scores(name, "avg"), scores(without, "avg")]
+        rows.append([part, *averages, scores(name, "dev"), scores(without, "dev")])
+    header = ["part", "avg with it", "without", "STS-B dev with it", "without"]
+    return markdown(header, rows)
 
 
 def pairs(task):
     """Cross-encoders, and students with and without their logits."""
     *before, (_, teacher), (_, student) = RUNS[f"DSE-{task}"].items()
     rows = dict(before) | {"weak teacher": teacher, "weak teacher's student": student}
-    rows["labels alone"] = last_row(RUNS[f"DSE-{task}-labels"])
-    strong = RUNS[f"DSE-M-{task}"]
-    rows |= {"strong teacher": strong["teacher"], "strong teacher's student": last_row(strong)}
-    return as_table(rows)
+    rows["labels alone"] = final(f"DSE-{task}-labels")
+    rows["strong teacher"] = RUNS[f"DSE-M-{task}"]["teacher"]
+    rows["strong teacher's student"] = final(f"DSE-M-{task}")
+    return plain_table(rows)
 
 
 def language():
     """The English teacher, and its student before and after training on translations."""
     (before,) = RUNS["en-de-before"].values()
     teacher, student = RUNS["en-de-test"].values()
-    rows = {"teacher": teacher, "student before": before, "student": student}
-    titles = {"1 -> 2": "English to German", "2 -> 1": "German to English"}
-    return as_table({name: {titles[key]: row[key] for key in titles} for name, row in rows.items()})
+    rows = [["teacher", *teacher.values()], ["student before", *before.values()]]
+    rows.append(["student", *student.values()])
+    return markdown(["model", "English to German", "German to English"], rows)
 
 
 def transfer():
     """Accuracies, and their mean; F1 is left out."""
-    names = ("teacher", "KD", "CKD", "ConGen", "IBKD")
-    rows = {}
-    for name, scores in zip(names, RUNS["transfer"].values()):
-        accuracies = {task: score for task, score in scores.items() if task != "MRPC F1"}
-        rows[name] = accuracies | {"mean": mean(accuracies.values())}
-    return as_table(rows)
-
-
-def int8():
-    """A row for each number of layers and format."""
+    tasks = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
     rows = []
-    for title, run in ONNX.items():
-        for name, row in RUNS[run].items():
-            rows.append([f"{title}, {name}", *[f"{value:.2f}" for value in row.values()]])
-    return markdown(["model", "MB", "STS-B test", "sentences/s"], rows)
+    for name, row in zip(("teacher", "KD", "CKD", "ConGen", "IBKD"), RUNS["transfer"].values()):
+        accuracies = [row[task] for task in tasks]
+        rows.append([name, *accuracies, mean(accuracies)])
+    return markdown(["model", *tasks, "mean"], rows)
 
 
-def parts():
-    """Scores with and without a part of a method, three seeds each."""
-    rows = []
-    for part, (name, name_without) in PARTS.items():
-        finals = [last_row(scores) for scores in seeds_of(name)]
-        others = [last_row(scores) for scores in seeds_of(name_without)]
-        cells = [
-            cell([row[key] for row in side]) for key in COLUMNS[:2] for side in (finals, others)
-        ]
-        rows.append([part, *cells])
-    header = ["part", "avg with it", "without", "STS-B dev with it", "without"]
-    return markdown(header, rows)
+def all_tables():
+    """{name in a marker: table}"""
+    own = {name: name for name in OWN.split()}
+    far = {name.replace("-aligned", " aligned"): f"M-{name}" for name in FAR.split()}
+    layers = {DEPTHS[depth]: run for depth, run in STUDENTS.items()}
+    teacher = {"teacher": TEACHER}
+    before = {"student before": RUNS["KD-0"]["student before"]}
+    aligned = RUNS["M-KD-aligned-0"]
+    larger = {"teacher": RUNS["M-KD-0"]["teacher"], "aligned teacher": aligned["teacher"]}
+    larger["student before"] = aligned["student before"]
+    *before_1, (_, after_1) = RUNS["search-stage-1"].items()
+    after = {"stage 1": after_1, "stages 1 and 2": final("search-stage-2")}
+    # Batches of ours had similar length in this row: --group-by-length was the default.
+    grouped = RUNS["speed-training"]["training, dropout 0.0"]
+    return {
+        "own-teacher": student_table("model", teacher | before, own),
+        "no-teacher": student_table("model", before, {"DistilFACE": "DistilFACE"}),
+        "larger-teacher": student_table("model", larger, far),
+        "how-small": student_table("layers", {DEPTHS["six"]: TEACHER}, layers),
+        "three-layers": student_table("student", teacher, THREE_LAYERS, "dev"),
+        "curve": curve(),
+        "megabytes": megabytes(),
+        "sizes": sizes(),
+        "int8": int8(),
+        "speed": plain_table({"training, dropout 0.0, --group-by-length": grouped}, ""),
+        "training-speed": training_speed(),
+        "parts": parts(),
+        "search": plain_table(dict(before_1) | after),
+        "language": language(),
+        "transfer": transfer(),
+        "pairs-stsb": pairs("stsb"),
+        "pairs-mrpc": pairs("mrpc"),
+    }
 
 
-def trained_per_second(title):
-    """Sentences per second, the mean of the two runs of RETRAINED."""
-    return mean(LINES[f"{RETRAINED[title]}-{seed}"]["sentences_per_second"] for seed in (1, 2))
-
-
-def training_speed():
-    """Sentences per second of KD's training, without scoring, and the peak memory."""
-    rows = []
-    for title, run in SPEEDS.items():
-        memory = LINES[run]["peak_memory_MB"] / 1000
-        rows.append([title, f"{trained_per_second(title):.0f}", f"{memory:.2f}"])
-    return markdown(["layers", "sentences/s", "peak memory, GB"], rows)
-
-
-def speed():
-    """Training against sentence-transformers.
-
-    All batches of ours had similar length when the rows without GROUPED were measured; of these,
-    the page has the one that the command still measures.
-    """
-    rows = RUNS["speed-training"]
-    if GROUPED not in rows:
-        rows = {GROUPED: rows["training, dropout 0.0"]}
-    return as_table(rows, title="")
-
-
-TABLES = {
-    "own-teacher": own_teacher,
-    "larger-teacher": larger_teacher,
-    "curve": curve,
-    "megabytes": megabytes,
-    "sizes": sizes,
-    "how-small": how_small,
-    "how-much-data": how_much_data,
-    "small": small,
-    "int8": int8,
-    "parts": parts,
-    "training-speed": training_speed,
-    "speed": speed,
-    "no-teacher": no_teacher,
-    "search": search,
-    "language": language,
-    "transfer": transfer,
-    "pairs-stsb": lambda: pairs("stsb"),
-    "pairs-mrpc": lambda: pairs("mrpc"),
-}
-
-
-def with_tables(text):
+def with_tables(text, tables):
     """A page, with the tables that its markers name."""
-
-    def fill(match):
-        return f"{match[1]}\n\n{TABLES[match[2]]()}\n\n{match[3]}"
-
-    return re.sub(r"(<!-- table: (\S+) -->).*?(<!-- end -->)", fill, text, flags=re.S)
+    marked = re.compile(r"(<!-- table: (\S+) -->).*?(<!-- end -->)", re.S)
+    return marked.sub(lambda match: f"{match[1]}\n\n{tables[match[2]]}\n\n{match[3]}", text)
 
 
-def draw():
-    """The pictures of README.md and of the pages."""
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("agg")
-    plt.rcParams.update({"svg.hashsalt": "results", "font.size": 11, "axes.grid": True})
-    plt.rcParams.update({"axes.axisbelow": True})
-    draw_speed(plt)
-    draw_alignment(plt)
-    draw_amounts(plt)
-    draw_curve(plt)
-    draw_megabytes(plt)
+def with_deviations(found):
+    """Lists of scores by seed -> their means, and their standard deviations (0 for one seed)."""
+    deviations = [stdev(values) if len(values) > 1 else 0 for values in found]
+    return list(map(mean, found)), deviations
 
 
-def save(figure, name):
-    figure.tight_layout()
-    figure.savefig(HERE / "figures" / f"{name}.svg", metadata={"Date": None})
-
-
-def draw_speed(plt):
-    """README's table: STS average against encoding speed, one sentence at a time."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    teacher = RUNS["layers-1-4-5-50k"]["teacher"]
-    averages = [[teacher["avg"]]]
-    averages += [[last_row(run)["avg"] for run in seeds_of(name)] for name in SIZES.values()]
-    means = [mean(values) for values in averages]
-    for row, mark in zip(FORMATS, "os^"):
-        speeds = [RUNS[run][row]["sentences/s"] for run in ONNX.values()]
-        axes.plot(speeds, means, mark + "--", label=row)
-    spreads = [stdev(values) if len(values) > 1 else 0 for values in averages]
-    axes.errorbar(speeds, means, spreads, fmt="none", ecolor="gray", capsize=3)
-    for title, speed, score in zip(("six (teacher)", "three", "two", "one"), speeds, means):
-        below = -16 if title == "six (teacher)" else 0  # its line goes to the right
-        axes.annotate(title, (speed, score), textcoords="offset points", xytext=(8, below))
-    axes.set_xscale("log")
-    ticks = (100, 200, 500, 1000, 2000)
+def line_plot(lines, label, ticks):
+    """Scores against amounts. lines: (label, style, [(amount, scores by seed), ...])"""
+    _, axes = plt.subplots(figsize=(7, 4.5))
+    for text, style, points in lines:
+        amounts, found = zip(*points)
+        axes.errorbar(amounts, *with_deviations(found), fmt=style, label=text)
+    axes.set(xscale="log", xlabel=label)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("sentences per second, one at a time, two threads")
+    axes.margins(x=0.15)
+    return axes
+
+
+def save(axes, name, score, label):
+    """Write figures/NAME.svg, with a horizontal line and the legend below the picture."""
+    axes.axhline(score, ls="--", color="black", label=label)
     axes.set_ylabel("Spearman x 100, mean of 7 sets")
-    axes.legend(frameon=False, loc="lower left")
-    axes.margins(x=0.2, y=0.15)
-    save(figure, "speed")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2, frameon=False)
+    axes.figure.tight_layout()
+    axes.figure.savefig(HERE / "figures" / f"{name}.svg", metadata={"Date": None})
 
 
-def draw_alignment(plt):
+def draw_speed():
+    """README's table: STS average against encoding speed, one sentence at a time."""
+    averages = [[TEACHER["avg"]], *[scores(run, "avg") for run in STUDENTS.values()]]
+    lines = []
+    for key, mark in zip(SPEED_FORMATS, "os^"):
+        speeds = [RUNS[f"int8-{LAYERS[depth]}"][key]["sentences/s"] for depth in DEPTHS]
+        lines.append((key, mark + "--", list(zip(speeds, averages))))
+    axes = line_plot(lines, "sentences per second, one at a time", (100, 200, 500, 1000, 2000))
+    for depth, speed, values in zip(DEPTHS, speeds, averages):
+        axes.annotate(f"  {depth}", (speed, mean(values)), va="top")
+    save(axes, "speed", TEACHER["avg"], "the teacher")
+
+
+def draw_alignment():
     """KD and CKD of a larger teacher, as it is and aligned; bars begin at 0."""
-    figure, axes = plt.subplots(figsize=(6, 3.6))
-    for place, method in enumerate(("KD", "CKD")):
-        for shift, suffix, color in ((-0.2, "", "tab:gray"), (0.2, "-aligned", "tab:blue")):
-            scores = [last_row(run)["avg"] for run in seeds_of(f"M-{method}{suffix}")]
-            label = ("aligned teacher" if suffix else "teacher as it is") if place == 0 else None
-            spread = stdev(scores) if len(scores) > 1 else 0
-            axes.bar(place + shift, mean(scores), 0.38, yerr=spread, color=color, label=label)
-            axes.text(place + shift, mean(scores) + 1, f"{mean(scores):.2f}", ha="center")
-    axes.set(xticks=(0, 1), xticklabels=("KD", "CKD"), ylim=(0, 95))
-    axes.axhline(69.11, ls=":", color="black", label="student before training")
-    axes.axhline(80.53, ls="--", color="black", label="teacher")
-    axes.set_ylabel("Spearman x 100, mean of 7 sets")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2, frameon=False)
-    axes.grid(axis="x", visible=False)
-    save(figure, "alignment")
+    methods = ("KD", "KD-aligned", "CKD", "CKD-aligned")
+    means, deviations = with_deviations([scores(f"M-{name}", "avg") for name in methods])
+    _, axes = plt.subplots(figsize=(6, 3.6))
+    bars = axes.bar(methods, means, yerr=deviations)
+    axes.bar_label(bars, fmt="%.2f", label_type="center", color="white")
+    save(axes, "alignment", RUNS["M-KD-0"]["teacher"]["avg"], "teacher")
 
 
-def draw_curve(plt):
-    """STS average of the students of larger-teacher.md against the number of sentences."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    for (title, runs), mark in zip(CURVE.items(), "os^vD"):
-        scores = [mean(row["avg"] for row in curve_scores(run)) for run in runs.values()]
-        axes.plot(list(runs), scores, mark + "-", label=title)
-    teacher = RUNS["M-KD-aligned-0"]["teacher"]["avg"]
-    axes.axhline(teacher, ls="--", color="black", label="the larger teacher, aligned")
-    axes.set_xscale("log")
-    axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
-    axes.set_xticks(list(CURVE_AMOUNTS), CURVE_AMOUNTS.values())
-    axes.minorticks_off()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, frameon=False)
-    save(figure, "curve")
-
-
-def draw_megabytes(plt):
-    """STS average of the files of how-many-megabytes.md against their megabytes."""
-    figure, axes = plt.subplots(figsize=(7, 5))
-    found = compressed()
-    for number, (tokens, mark) in enumerate(zip(TOKENS, "os^D*")):
-        for bits, line in ((BITS[2], "--"), (BITS[0], "-")):
-            points = [found[key] for key in found if key[1:] == (tokens, bits) and key[0] != "six"]
-            label = f"{TOKENS[tokens]} tokens".replace(" * tokens", " tokens, 182,049 sentences")
-            sizes, scores = zip(*[(point["mb"], point["avg"]) for point in points])
-            label = label if bits == BITS[0] else None
-            axes.plot(sizes, scores, mark + line, color=f"C{number}", label=label)
-    places = dict(va="center", xytext=(8, 0), textcoords="offset points")
-    for depth, bits in itertools.product(("three", "two", "one"), (BITS[0], BITS[2])):
-        point = found[depth, "", bits]
-        label = f"{depth} layer{'' if depth == 'one' else 's'}, {bits.split(',')[0]}"
-        axes.annotate(label, (point["mb"], point["avg"]), **places)
-    teacher = found["six", "", BITS[0]]
-    label = f"the teacher, {teacher['mb']:.0f} MB"
-    axes.axhline(teacher["avg"], ls=":", color="black", label=label)
-    axes.set_xscale("log")
-    axes.set_xlim(3.4, 200)
-    ticks = (4, 6, 8, 10, 20, 40, 70)
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.set(xlabel="megabytes of the file", ylabel="Spearman x 100, mean of 7 sets")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2, frameon=False)
-    save(figure, "megabytes")
-
-
-def draw_amounts(plt):
+def draw_sentences():
     """The score of a three-layer student against the number of sentences."""
-    figure, axes = plt.subplots(figsize=(6, 3.6))
-    amounts = [amount for amount, name in AMOUNTS.items() if seeds_of(name)]
-    finals = [[last_row(run)["avg"] for run in seeds_of(AMOUNTS[amount])] for amount in amounts]
-    spreads = [stdev(scores) if len(scores) > 1 else 0 for scores in finals]
-    axes.errorbar(amounts, [mean(scores) for scores in finals], spreads, fmt="o-", capsize=3)
-    axes.axhline(78.87, ls="--", color="black", label="teacher, six layers")
-    axes.set_xscale("log")
-    axes.set(xlabel="training sentences", ylabel="Spearman x 100, mean of 7 sets")
-    axes.set_xticks(amounts, [f"{amount:,}" for amount in amounts])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    save(figure, "sentences")
+    points = [(amount, scores(run, "avg")) for amount, run in AMOUNTS.items()]
+    axes = line_plot([("three layers (1,3,5)", "o-", points)], "training sentences", list(AMOUNTS))
+    save(axes, "sentences", TEACHER["avg"], "teacher, six layers")
+
+
+def draw_curve():
+    """STS average of the students of larger-teacher.md against the number of sentences."""
+    lines = []
+    for (title, runs), mark in zip(CURVE.items(), "os^v"):
+        found = [scores(run, "avg") for run in runs.split()]
+        points = [(amount, row) for amount, row in zip(CURVE_AMOUNTS, found) if row]
+        lines.append((title, mark + "-", points))
+    axes = line_plot(lines, "training sentences", CURVE_AMOUNTS)
+    larger = RUNS["M-KD-aligned-0"]["teacher"]["avg"]
+    save(axes, "curve", larger, "the larger teacher, aligned")
+
+
+def draw_megabytes():
+    """STS average of the files of how-many-megabytes.md against their megabytes."""
+    lines = []
+    for number, (tokens, names) in enumerate(FILES.items()):
+        fp32_points, four_points = [], []
+        for name in names.replace("six ", "").split():
+            fp32, _, four = file_numbers(name)
+            fp32_points.append((fp32["MB"], [fp32["avg"]]))
+            four_points.append((four["MB"], [four["avg"]]))
+        style = f"C{number}{'os^D*'[number]}"
+        label = f"{tokens} tokens".replace(" * tokens", " tokens, 182,049 sentences")
+        lines.append((label, style + "-", fp32_points))
+        lines.append((None, style + "--", four_points))
+    axes = line_plot(lines, "megabytes (dashed: in 4 bits)", (4, 6, 8, 10, 20, 40, 70))
+    for depth in STUDENTS:
+        fp32, _, four = file_numbers(depth)
+        axes.annotate(f"  {depth}", (fp32["MB"], fp32["avg"]))
+        axes.annotate(f"  {depth}", (four["MB"], four["avg"]))
+    save(axes, "megabytes", TEACHER["avg"], "the teacher, 90 MB")
 
 
 def main():
+    tables = all_tables()
     for page in (HERE.parent / "README.md", *HERE.glob("*.md")):
-        page.write_text(with_tables(page.read_text("utf-8")), "utf-8")
-    draw()
+        page.write_text(with_tables(page.read_text("utf-8"), tables), "utf-8")
+    for draw in (draw_speed, draw_alignment, draw_sentences, draw_curve, draw_megabytes):
+        draw()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run a scoring script with ONNX Runtime instead of torch.
 
-  python results/onnx_scores.py FILE eval_retrieval MODEL ... [options of the script]
+  python results/onnx_scores.py FILE extras.eval_retrieval MODEL ... [options of the script]
   python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/small --tasks CR
 
 Each MODEL, a folder, is scored by its onnx/FILE, written by extras/quantize.py.
@@ -30,6 +30,6 @@ def load_file(name, *args, **kwargs):
 if __name__ == "__main__":
     _, FILE, module, *sys.argv[1:] = sys.argv
     script = importlib.import_module(module)
-    script.embed, script.load_encoder = embed, load_file  # of eval_retrieval
+    script.embed, script.load_encoder = embed, load_file  # of extras.eval_retrieval
     script.load = lambda *args, **kwargs: (load_file(*args, **kwargs), embed)  # of the others
     run_main(script.main)

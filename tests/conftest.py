@@ -31,7 +31,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 import common
-from extras import eval_transfer
 
 DEMO = ROOT / "demo"
 JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -152,6 +151,8 @@ def write(path, lines, encoding="utf-8"):
 @pytest.fixture
 def senteval(tmp_path):
     """A small SentEval folder: a header, a byte order mark, Latin-1 and a blank line."""
+    from extras import eval_transfer
+
     folder, texts = tmp_path / "data" / "downstream", demo_sentences(120)
     for task in ("MR", "CR", "SUBJ", "MPQA"):
         negative, positive = eval_transfer.LAYOUTS[task].files["train"]
@@ -345,6 +346,12 @@ def outcome(folder):
             digests[name] = sha256(path.read_bytes()).hexdigest()
     assert {"model.safetensors", "modules.json", "args.json"} <= set(digests)
     return log, table, digests
+
+
+@pytest.fixture
+def one_part(monkeypatch):
+    """A batch is one part, in its order: in parts, its texts would draw other dropout."""
+    monkeypatch.setattr(common, "similar_lengths", lambda lengths, _: [np.arange(len(lengths))])
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,17 +28,24 @@ def run_program(script, words, environment, log):
     import torch
 
     torch.set_num_threads(1)
+    tempfile.tempdir = environment.get("TMPDIR")
     sys.argv = [script, *words]
     if not os.path.isabs(script):
+        os.chdir(ROOT)
         sys.path.insert(0, str(ROOT))
         import common
 
         common.LOG_STEPS, common.CHECKPOINT_SECONDS = 1, 0
-    runpy.run_path(str(ROOT / script), run_name="__main__")
+    run = runpy.run_path if script.endswith(".py") else runpy.run_module
+    run(script, run_name="__main__")
 
 
 def start(script, words, log, **environment):
-    """start("ckd.py", ["--demo"], log file, NAME="value") -> a process that has started."""
+    """start("ckd", ["--demo"], log file, NAME="value") -> a process that has started.
+
+    script: of SCRIPTS, a module of extras, or the path of a file.
+    """
+    script = f"{script}.py" if script in SCRIPTS else script
     words = [str(word) for word in words]
     process = CONTEXT.Process(target=run_program, args=(script, words, environment, str(log)))
     process.start()
@@ -50,16 +59,35 @@ def finish(process, log):
 
 
 def start_several(count, script, words, folder):
-    """As torchrun starts `count` processes -> [(process, log file)]."""
+    """As torchrun starts `count` processes of extras.distributed -> [(process, log file)].
+
+    folder: for logs, and for the processes' own temporary files.
+    """
+    (folder / "temporary").mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+        place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    place |= dict(WORLD_SIZE=str(count), TMPDIR=str(folder / "temporary"))
+    words = [f"{script}.py" if script in SCRIPTS else script, *words]
     started = []
     for rank in map(str, range(count)):
-        log = folder / f"{Path(script).stem}-{count}-{rank}.log"
-        place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(count))
-        started.append((start(script, words, log, **place, **address), log))
+        log = folder / f"{count}-{rank}.log"
+        place |= dict(RANK=rank, LOCAL_RANK=rank)
+        started.append((start("extras.distributed", words, log, **place), log))
     return started
+
+
+def finish_several(started):
+    """Wait for the end of processes that must succeed; if one fails, end the others."""
+    processes = [process for process, _ in started]
+    while not any(process.exitcode for process in processes):
+        if not any(process.is_alive() for process in processes):
+            return
+        time.sleep(0.02)
+    for process, log in started:
+        process.kill()
+        print(log.read_text()[-3000:])
+    raise AssertionError("a process has failed")
 
 
 def small_options(script, models_folder, files, output):
@@ -76,7 +104,7 @@ def small_options(script, models_folder, files, output):
         "extras.baselines": [*data, *cut, "--dimension", 8],
         "ibkd": [*data, *two, *cut, "--dim", 16],
         "dse": [*cut, "--task", "stsb", "--glue", files, "--teacher-epochs", 2],
-        "distilface": [*data, "--student", bert, "--max-steps", 16, "--pooling", "avg_first_last"],
+        "distilface": [*data, "--student", bert, "--steps", 16, "--pooling", "avg_first_last"],
     }
     run = ["--output", output, "--batch-size", 32, "--lr", 1e-3, "--eval-steps", 3]
     return [*options[script], *run]

@@ -112,14 +112,15 @@ def expected_losses(models_folder, method, rates):
     else:
         optimizer = torch.optim.Adam(parameters)
     values = []
-    lengths = common.Tokens(student, sentences).lengths
-    for step, numbers in common.batches(lengths, SIZE, 0, False, 0, 4):
+    batches = common.Batches(common.Tokens(student, sentences).lengths, SIZE, 0, False)
+    for step in range(4):
+        numbers = batches[step]
         texts = [sentences[number] for number in numbers]
         theirs = [states[numbers] for states in everything]
         target = theirs[-1]
         states = states_of(student, texts)
         head = layer(states[-1]).tanh()
-        views = congen.second_views(sentences, None, numbers, [0, step])
+        views = congen.second_views(sentences, None, numbers, [0, step + 1])
         second = layer(states_of(student, views)[-1]).tanh()
         projected = layer(F.normalize(states[-1]))  # as "mean" states
         if method == "pkd":  # the student's layer 1 of 2, the teacher's 2 of 4
@@ -143,7 +144,7 @@ def expected_losses(models_folder, method, rates):
         loss.backward()
         if method not in ("pkd", "metakd"):
             nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.param_groups[0]["lr"] = LR * rates[step - 1]
+        optimizer.param_groups[0]["lr"] = LR * rates[step]
         optimizer.step()
         values.append(loss.item())
     return values
@@ -171,7 +172,9 @@ def test_four_steps_are_those_of_the_paper(
         (tmp_path / "labeled.tsv").write_text("".join(lines))
         options += ("--labeled", tmp_path / "labeled.tsv")
     printed = call_main(baselines, *options, "--method", method, "--output", out)
-    assert list(losses(out).values()) == pytest.approx(expected, rel=2e-5)
+    found = list(losses(out).values())
+    assert found[0] == pytest.approx(expected[0], rel=2e-6)
+    assert found == pytest.approx(expected, rel=1e-4)  # at this rate, rounding grows step by step
     found = [row["lr"] / LR for row in rows(out) if "lr" in row]
     assert found == pytest.approx(rates, abs=1e-10)
     best = max(dev_scores(out).values())

@@ -7,6 +7,7 @@ import math
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import Adam, demo_sentences, demo_triplets, infonce, losses, random_rows
@@ -81,7 +82,7 @@ def test_pooling_equals_loops_and_padding_never_counts(script, pooling):
     masks = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
     output = SimpleNamespace(last_hidden_state=states)
     encoder = SimpleNamespace(pooling=pooling, heads=torch.nn.Sequential(), training=False)
-    encoder.model = lambda input_ids, attention_mask, **options: output
+    encoder.model = lambda input_ids, *, attention_mask, **options: output  # by its name
     for encoder.normalize in (False, True):
         found = script.embed(encoder, None, masks)
         for row, mask in enumerate(masks.tolist()):
@@ -114,8 +115,9 @@ def test_defaults_are_the_papers(parse):
     assert (args.train, args.triplets) == ("ffgcc/NEWS5M", "nli_for_simcse.csv")
     assert (args.stage, args.objective, args.queue_size) == ("both", "ckd", 65536)
     assert args.temperature == args.finetune_temperature == 0.05
-    own = parse(ckd, "--student", "x", "--train", "my.txt")
+    own = parse(ckd, "--student", "x", "--train", "my.txt", "--objective", "kd")
     assert own.stage == "distill"  # without triplets, stage 1 alone
+    assert (own.queue_size, own.max_length) == (0, 64)
 
 
 @pytest.mark.parametrize("millions, rates", [(110, (2e-4, 5e-5)), (67, (3e-4, 1e-5))])
@@ -177,12 +179,12 @@ def test_steps_of_stage_1_by_hand(
     log_tau = torch.tensor(math.log(0.1), requires_grad=True)
     parameters = [*student.parameters(), *projection.parameters(), *[log_tau] * learned]
     adam = Adam(parameters, betas=(0.9, 0.98))
-    lengths = common.Tokens(student, texts).lengths
+    orders = [np.random.default_rng([0, epoch]).permutation(4) for epoch in (0, 1)]
     epoch_steps = 4 // batch_size
     total = 2 * epoch_steps
     found = losses(out)
     assert list(found) == [("distill", step) for step in range(1, total + 1)]
-    for step, picked in common.batches(lengths, batch_size, 0, False, 0, total):
+    for step, picked in enumerate(np.reshape(orders, (total, batch_size)), 1):
         if (step - 1) % epoch_steps == 0:
             bank = []
         projected = projection(ckd.embed(student, *batch_of(student, [texts[i] for i in picked])))
@@ -204,9 +206,9 @@ def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, mon
     call_main(ckd, *words, "--finetune-temperature", 0.02)
     sides = demo_triplets(100)
     student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
-    lengths = sum(common.Tokens(student, texts).lengths for texts in sides)
+    order = np.random.default_rng([0, 0]).permutation(100)
     adam = Adam(student.parameters(), betas=(0.9, 0.98))
-    for step, picked in common.batches(lengths, 24, 0, False, 0, 3):
+    for step, picked in enumerate(order[:72].reshape(3, 24), 1):
         batches = [batch_of(student, [texts[i] for i in picked]) for texts in sides]
         anchor, positive, negative = [ckd.embed(student, *batch) for batch in batches]
         keys = torch.cat([positive, negative])

@@ -1,4 +1,4 @@
-"""common.py: files in, tokens, batches, sentences to vectors, their cache, scores."""
+"""common.py: files, tokens, batches and their parts, sentences to vectors, cache, scores."""
 
 import copy
 import gzip
@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 import ckd
 import common
+import ibkd
 from common import UserError
 
 
@@ -80,21 +81,63 @@ def test_tokens_are_the_tokenizers_and_batches_are_padded_to_their_longest(bert,
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_an_epoch_visits_every_row_once_in_an_order_of_seed_and_epoch(grouped):
+    """In whatever order steps are asked for."""
     lengths = np.random.default_rng(0).integers(3, 60, 1000)
-    steps, rows = zip(*common.batches(lengths, 16, 0, grouped, 0, 126))
-    assert steps == tuple(range(1, 127))
-    order = np.concatenate(rows).tolist()
-    assert sorted(order[:1000]) == sorted(order[1000:]) == list(range(1000))
-    assert order[:1000] != order[1000:]
-    continued = list(common.batches(lengths, 16, 0, grouped, 70, 126))
-    assert [step for step, _ in continued] == list(steps[70:])
-    assert all(map(np.array_equal, [part for _, part in continued], rows[70:]))
-    parts = [lengths[part] for part in rows]
-    padding = sum(part.max() * len(part) for part in parts) / sum(map(sum, parts))
+    batches = common.Batches(lengths, 16, 5, grouped)
+    rows = [batches[step].tolist() for step in range(126)]
+    assert sorted(map(len, rows[: batches.per_epoch])) == [8] + [16] * 62
+    epochs = sum(rows[:63], []), sum(rows[63:], [])
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(1000))
+    assert epochs[0] != epochs[1]
+    anew = common.Batches(lengths, 16, 5, grouped)
+    for step in (70, 3, 62, 125, 0):
+        assert anew[step].tolist() == rows[step]
+    assert common.Batches(lengths, 16, 6, grouped)[0].tolist() != rows[0]
+    padded = sum(lengths[row].max() * len(row) for row in rows)
+    padding = padded / (2 * lengths.sum())
     assert padding < 1.15 if grouped else padding > 1.6
-    whole = [part for _, part in common.batches(lengths, 16, 0, grouped, 0, 124, drop_last=True)]
-    assert set(map(len, whole)) == {16}
-    assert len(set(np.concatenate(whole[:62]).tolist())) == 992
+
+
+@pytest.mark.parametrize("longest", [4, 60, 5000])
+def test_parts_of_similar_length(longest):
+    """They are a partition without much padding, and only a single text is ever above the limit."""
+    random = np.random.default_rng(1)
+    for count in (1, 2, 7, 64, 300):
+        lengths = random.integers(3, longest, count)
+        parts = common.similar_lengths(lengths, "cpu")
+        assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+        sizes = [lengths[part].max() * len(part) for part in parts]
+        for size, part in zip(sizes, parts):
+            assert size <= common.PART_TOKENS["cpu"] or len(part) == 1
+        maxima = [lengths[part].max() for part in parts]
+        assert maxima == sorted(maxima, reverse=True)
+        if count == 300:
+            assert sum(sizes) < 1.2 * lengths.sum()
+
+
+EMBED_BOTH = partial(ibkd.embed, with_input=True)
+
+
+@pytest.mark.parametrize("embed", [ckd.embed, EMBED_BOTH], ids=["one", "tuple"])
+def test_a_batch_in_parts_is_a_padded_batch(bert, embed):
+    """Vectors in the rows' order, and gradients; a row may be there twice."""
+    texts = [" ".join(["run fast", *demo_sentences(i % 9)]) for i in range(40)]
+    tokens = common.Tokens(bert, texts)
+    rows = np.random.default_rng(2).permutation(np.arange(40).repeat(2))[:70]
+    assert len(common.similar_lengths(tokens.lengths[rows], "cpu")) > 3
+    encoder = copy.deepcopy(bert).double()
+    found = []
+    for outputs in (
+        common.embed_rows(embed, encoder, tokens, rows, "cpu"),
+        embed(encoder, *tokens.batch(rows)),
+    ):
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = sum(ckd.mse_loss(x, x.detach().flip(0)) for x in outputs)
+        gradients = torch.autograd.grad(loss, encoder.parameters(), allow_unused=True)
+        found.append([*outputs, *(gradient for gradient in gradients if gradient is not None)])
+    assert len(found[0]) > 60
+    for ours, padded in zip(*found, strict=True):
+        assert (ours - padded).abs().max() < 1e-6
 
 
 def test_encoding_many_gives_each_text_its_own_vector_without_dropout(bert):

@@ -75,22 +75,22 @@ def test_the_loss_is_that_of_section_3(tau):
 def test_defaults_are_those_of_table_3(parse):
     args = parse(distilface)
     assert (args.batch_size, args.lr, args.max_length) == (128, 1e-5, 32)
-    assert (args.pooling, args.temperature, args.max_steps) == ("avg_last4", 0.05, 20_000)
+    assert (args.pooling, args.temperature, args.steps) == ("avg_last4", 0.05, 20_000)
     assert (args.student, args.eval_steps) == ("distilbert-base-uncased", 250)
 
 
 @pytest.mark.parametrize("dropout", [None, 0.3])
-def test_steps_by_hand(call_main, models_folder, files, tmp_path, monkeypatch, dropout):
-    """Two epochs of two steps: rows, dropout, loss, clipping, Adam and learning rate.
+def test_steps_by_hand(call_main, models_folder, files, tmp_path, monkeypatch, one_part, dropout):
+    """An epoch of three steps, and one more: rows, dropout, loss, clipping, Adam, learning rate.
 
-    Of ten sentences, cut at 32 tokens, an epoch leaves out its last two. Dropout is the model's
-    own, or that of the option. Both views come from one pass.
+    Ten sentences, cut at 32 tokens, are batches of four, four and two. Dropout is the model's own,
+    or that of the option. Both views come from one pass.
     """
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     texts, seed, total, lr, tau = demo_sentences(10), 3, 4, 3e-3, 0.2
     texts[0] = " ".join(texts)
     (tmp_path / "ten.txt").write_text("\n".join(texts))
-    command = ("--train", tmp_path / "ten.txt", "--batch-size", 4, "--max-steps", total, "--lr", lr)
+    command = ("--train", tmp_path / "ten.txt", "--batch-size", 4, "--steps", total, "--lr", lr)
     command += ("--temperature", tau, "--seed", seed, "--pooling", "avg_last2")
     command += ("--dropout", dropout) if dropout else ()
     command += ("--dev", files / "dev.tsv", "--student", models_folder / "bert")
@@ -105,7 +105,8 @@ def test_steps_by_hand(call_main, models_folder, files, tmp_path, monkeypatch, d
     ids = [encoder.tokenizer(text, truncation=True, max_length=32)["input_ids"] for text in texts]
     orders = [np.random.default_rng([seed, epoch]).permutation(10) for epoch in (0, 1)]
     adam = Adam(model.parameters())
-    for step, picked in enumerate([order[i : i + 4] for order in orders for i in (0, 4)], 1):
+    batches = [orders[0][:4], orders[0][4:8], orders[0][8:], orders[1][:4]]
+    for step, picked in enumerate(batches, 1):
         batch = encoder.tokenizer.pad({"input_ids": [ids[row] for row in picked] * 2})
         torch.manual_seed(seed * 1_000_003 + step)
         batch = {name: torch.tensor(batch[name]) for name in ("input_ids", "attention_mask")}
@@ -113,7 +114,8 @@ def test_steps_by_hand(call_main, models_folder, files, tmp_path, monkeypatch, d
         mask = batch["attention_mask"][..., None]
         embedding = ((states[-1] + states[-2]) / 2 * mask).sum(1) / mask.sum(1)
         unit = embedding / embedding.norm(dim=1, keepdim=True)
-        logits = unit[:4] @ unit[4:].T / tau
+        first, second = unit.chunk(2)
+        logits = first @ second.T / tau
         loss = (logits.logsumexp(1) - logits.diagonal()).mean()
         found = losses(tmp_path / "out")["train", step]
         assert found == pytest.approx(loss.item(), rel=1e-4), step
@@ -132,9 +134,9 @@ def test_fp16_leaves_out_steps_that_overflow_and_clips_unscaled_gradients(
     record = lambda values, limit: norms.append(clip(values, limit).item())  # noqa: E731
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
     command = small_options("distilface", models_folder, files, "")
-    command += ["--max-steps", 12, "--eval-steps", 4, "--precision", "fp16"]
+    command += ["--steps", 12, "--eval-steps", 4, "--precision", "fp16"]
     check_resume(distilface, "train", 8, *command)
-    assert len(norms) == 12 + 8 + 8  # whole; until step 8; from step 4, the last checkpoint
+    assert len(norms) == 12 + 8 + 4  # whole; until step 8; from its checkpoint
     assert not math.isfinite(norms[0]) and 1 < max(norms[8:12]) < 100
 
 
@@ -148,7 +150,7 @@ def test_a_saved_student_gives_the_vectors_that_were_trained(
     """The folder `pooler` states a dense head, which is left out."""
     texts = ["Run.", *demo_sentences(6)]
     student = distilface.load_student(models_folder / name, pooling)
-    common.save_encoder(student, tmp_path, distilface.pooling_modules(student))
+    common.save_encoder(student, tmp_path, *distilface.pooling_modules(student))
     encoder = common.load_encoder(models_folder / name, "mean").eval()
     encoder.pooling = pooling
     expected = common.encode(distilface.embed, encoder, texts)

@@ -28,8 +28,12 @@ PAGES |= {f"docs/{path.name}": path for path in sorted(ROOT.glob("docs/*.md"))}
 PAGES |= {f"results/{path.name}": path for path in sorted(ROOT.glob("results/*.md"))}
 TEXTS = {name: path.read_text("utf-8") for name, path in PAGES.items()}
 PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
-# Scripts of results/ that run another script, with arguments of their own before its options.
-WRAPPED = r"results/(?:two_teachers\.py \S+ \S+|split_words\.py train \S+)"
+# What runs another script, with arguments of its own before the script's.
+WRAPPERS = {
+    r"results/two_teachers\.py \S+ \S+": "ckd.py",
+    r"results/onnx_scores\.py \S+": "-m",
+    r"-m extras\.distributed ": "",
+}
 # results/make.py, teaching.py and tests take no arguments of their own.
 PROGRAM = re.compile(r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)")
 
@@ -61,7 +65,8 @@ def commands():
 
 
 def accept(parse, command):
-    command = re.sub(WRAPPED, "ckd.py", command)
+    for wrapper, script in WRAPPERS.items():
+        command = re.sub(wrapper, script, command)
     found = PROGRAM.match(command)
     words = shlex.split(command[found.end() :])
     return parse(importlib.import_module(found[1] or found[2]), *words)
@@ -76,10 +81,6 @@ def test_the_command_of_each_run_is_accepted_and_has_batches_of_similar_length(p
     every = [command for *_, command in runs.all_runs()]
     assert len(every) > 60 and len(commands()) > 120
     for command in every:
-        command = re.sub(r"results/onnx_scores\.py \S+ extras", "-m extras", command)
-        command = re.sub(r"results/onnx_scores\.py \S+ (\w+)", r"\1.py", command)
-        if "split_words.py rare" in command:  # it has no options
-            continue
         words = ["python", *runs.expand(command, "data")[1:]]
         args = accept(parse, shlex.join(words))
         assert getattr(args, "group_by_length", True), command
@@ -148,9 +149,10 @@ def test_a_line_of_python_runs(reader):
 
 
 def test_the_tables_of_the_pages_are_those_of_the_data():
-    assert sum(text.count("<!-- table: ") for text in TEXTS.values()) == len(make.TABLES)
+    tables = make.all_tables()
+    assert sum(text.count("<!-- table: ") for text in TEXTS.values()) == len(tables)
     for text in TEXTS.values():
-        assert make.with_tables(text) == text
+        assert make.with_tables(text, tables) == text
 
 
 def test_links_lead_somewhere():

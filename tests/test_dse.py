@@ -243,7 +243,7 @@ def test_metrics_are_those_counted_by_hand(monkeypatch):
 
 
 def test_three_steps_of_each_stage_are_those_computed_by_hand(
-    call_main, monkeypatch, models_folder, files, tmp_path
+    call_main, monkeypatch, models_folder, files, tmp_path, one_part
 ):
     """With the dropout of each step. T is that of the teacher which was best on dev."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)

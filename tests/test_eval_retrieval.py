@@ -1,4 +1,4 @@
-"""eval_retrieval.py: search and metrics against plain loops, BEIR folders, the real data."""
+"""extras/eval_retrieval.py: search and metrics against plain loops, BEIR folders, the real data."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from torch import nn
 
 import ckd
 import common
-import eval_retrieval as retrieval
-from eval_retrieval import LEFT_OUT
+from extras import eval_retrieval as retrieval
+from extras.eval_retrieval import LEFT_OUT
 
 
 def write_json_lines(path, rows):

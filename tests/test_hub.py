@@ -91,7 +91,7 @@ def repositories(models_folder):
 
 
 CODE = """
-import eval_retrieval
+from extras import eval_retrieval
 from common import *
 def pooled(name):
     encoder = load_encoder(name)

@@ -17,8 +17,8 @@ from torch.autograd import gradcheck
 
 import ckd
 import common
-import eval_retrieval
 import ibkd
+from extras import eval_retrieval, ibkd_dr
 
 # ---- losses
 
@@ -172,25 +172,30 @@ def test_three_steps_of_stage_2_by_hand(logged, models_folder):
 
 def test_defaults_are_those_of_table_1_and_section_4_3(parse):
     names = ("epochs", "batch_size", "finetune_batch_size", "finetune_lr")
-    tasks = {"sts": (10, 256, 256, 3e-5), "dr": (3, 128, 128, 1e-5)}
-    for task, expected in tasks.items():
-        args = parse(ibkd, "--student", "x", "--task", task)
+    for script, expected in {
+        ibkd: (10, 256, 256, 3e-5),
+        ibkd_dr: (3, 128, 128, 1e-5),
+    }.items():
+        args = parse(script, "--student", "x")
         assert tuple(getattr(args, name) for name in names) == expected
         assert (args.lr, args.temperature, args.finetune_temperature) == (1e-4, 0.1, 0.05)
         assert (args.kernel, args.gamma, args.beta1, args.beta2) == ("rbf", 0.5, 1, 0.5)
-        assert (args.finetune_epochs, args.hard_negatives, args.max_length) == (3, 8, 128)
-        assert (args.stage, args.dim, args.triplets) == ("both", None, "nli_for_simcse.csv")
-    assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
+        assert (args.finetune_epochs, args.max_length) == (3, 128)
+        assert (args.stage, args.dim) == ("both", None)
+        assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
     assert args.similarity == args.teacher_similarity == "cosine"
+    assert args.hard_negatives == 8
+    args = parse(ibkd, "--student", "x")
+    assert args.train == args.triplets == "nli_for_simcse.csv"
 
 
 @pytest.mark.slow
 def test_the_scores_of_a_retrieval_run_are_those_of_eval_retrieval(
     call_main, models_folder, tmp_path
 ):
-    words = ("--task", "dr", "--teacher", models_folder / "wide", "--student-layers", "0,2")
+    words = ("--teacher", models_folder / "wide", "--student-layers", "0,2")
     words += ("--beir", DEMO / "beir", "--max-steps", 8, "--eval-steps", 4)
-    printed = call_main(ibkd, *words, "--output", tmp_path / "out")
+    printed = call_main(ibkd_dr, *words, "--output", tmp_path / "out")
     options = ("--beir", DEMO / "beir", "--json", tmp_path / "scores.json")
     call_main(eval_retrieval, tmp_path / "out", *options)
     (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()

@@ -9,18 +9,18 @@ import pytest
 from conftest import ROOT, dev_scores
 from processes import SCRIPTS, finish, small_options, start
 
-
-def imported(path):
-    """The project's modules that a file imports, also inside functions."""
-    own = {path.stem for path in ROOT.glob("*.py")} | {"extras"}
-    return own & set(re.findall(r"^ *(?:import|from) (\w+)", path.read_text("utf-8"), re.M))
+OTHERS = {"eval_sts": {"distilface", "dse"}}  # inside functions, for the folders that these save
 
 
 def test_a_script_imports_common_alone():
-    assert imported(ROOT / "common.py") == set()
-    for script in (*SCRIPTS, "eval_sts", "eval_retrieval"):
-        others = {"ibkd": {"eval_retrieval"}, "eval_sts": {"distilface", "dse"}}  # inside functions
-        assert imported(ROOT / f"{script}.py") == {"common"} | others.get(script, set())
+    at_the_top = {path.stem for path in ROOT.glob("*.py")}
+    assert at_the_top == {*SCRIPTS, "common", "eval_sts"}
+    for script in at_the_top:
+        text = (ROOT / f"{script}.py").read_text("utf-8")
+        found = re.findall(r"^( *)(?:import|from) (\w+)", text, re.M)
+        own = {(name, bool(indent)) for indent, name in found if name in {*at_the_top, "extras"}}
+        expected = {("common", False)} if script != "common" else set()
+        assert own == expected | {(name, True) for name in OTHERS.get(script, ())}, script
 
 
 def test_losses_and_model_need_torch_alone(tmp_path):
@@ -46,9 +46,7 @@ def test_a_script_copied_with_common_alone_trains_two_steps(script, models_folde
         f"runpy.run_path({script + '.py'!r}, run_name='__main__')\n"
     )
     words = [*small_options(script, models_folder, files, "out"), "--max-steps", 2]
-    log = tmp_path / "log"
-    # LOCAL_RANK alone, as some clusters set it, is no reason to leave the cache to another process.
-    cluster = dict(LOCAL_RANK="1", XDG_CACHE_HOME=str(tmp_path / "cache"))
-    finish(start(str(tmp_path / "main.py"), words, log, **cluster), log)
+    main, log, cache = tmp_path / "main.py", tmp_path / "log", tmp_path / "cache"
+    finish(start(str(main), words, log, XDG_CACHE_HOME=str(cache)), log)
     stages = {stage for stage, step in dev_scores(tmp_path / "out") if step == 2}
     assert len(stages) == (2 if script in ("ckd", "ibkd", "dse") else 1)

@@ -10,11 +10,10 @@ from conftest import ROOT, demo_sentences
 
 import ckd
 import common
-from extras import quantize, trim
+from extras import quantize
 
 sys.path.insert(0, str(ROOT / "results"))
 import onnx_scores
-import split_words
 import two_teachers
 
 
@@ -27,31 +26,6 @@ def test_two_teachers(models_folder, monkeypatch):
     found = two_teachers.embeddings_of_two(ckd.embed, first, texts)
     parts = [common.encode(ckd.embed, encoder, texts) for encoder in (first, second)]
     assert np.allclose(found, 0.7 * parts[0] + 0.3 * parts[1], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_split_words(call_main, monkeypatch, tmp_path):
-    """Half of the rows have the pieces of the smaller vocabulary, and all have their words."""
-    texts = demo_sentences(400)
-    (tmp_path / "train.txt").write_text("\n".join(texts))
-    for tokens in (4000, 2500):
-        options = ["--train", tmp_path / "train.txt", "--tokens", tokens]
-        call_main(trim, common.MINILM, *options, "--output", tmp_path / str(tokens))
-    large, small = [common.load_encoder(tmp_path / name) for name in ("4000", "2500")]
-    monkeypatch.setattr(split_words, "SMALLER", tmp_path / "2500", raising=False)
-    rare = ["a photographer gesticulates", "an orchestra", "two archaeologists"] * 20
-    found = split_words.HalfSplit(large, rare)
-    whole = common.Tokens(large, rare)
-    alike = [np.array_equal(found.row(i), whole.row(i)) for i in range(len(rare))]
-    assert 0 < sum(alike) < len(rare)
-    words = [large.tokenizer.decode(found.row(i), skip_special_tokens=True) for i in range(60)]
-    assert words == rare
-    written = [
-        small.tokenizer.convert_ids_to_tokens(small.tokenizer(text).input_ids) for text in rare
-    ]
-    for i in range(len(rare)):
-        if not alike[i]:
-            assert large.tokenizer.convert_ids_to_tokens(found.row(i)) == written[i]
 
 
 @pytest.mark.slow

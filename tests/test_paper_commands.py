@@ -30,12 +30,12 @@ from extras import benchmark, sweep, views
 
 SMALL = dict(max_steps=2, batch_size=8, finetune_batch_size=8, queue_size=16, eval_steps=2)
 SMALL |= dict(folds=2, rounds=1, dimension=8)
-SMALL_GRID = {"max-steps": "1,2", "batch-size": "4,8", "queue-size": "16,32"}
+SMALL_GRID = {"steps": "1,2", "batch-size": "4,8", "queue-size": "16,32"}
 NUMBERS = [  # part of a command, what it prints: the last column of its table, or a file's name
     (r"--translations", r"2 -> 1 \|"),
     (r"eval_transfer .*SICK-R", r"DSE avg \|"),
     (r"eval_\w+ .*--tasks", r"SNLI \|"),
-    (r"beir|--task dr", r"MRR@10 .*\|"),
+    (r"beir|ibkd_dr", r"MRR@10 .*\|"),
     (r"quantize|benchmark --only gpu", r"sentences/s .*\|"),
     (r"benchmark", r"factor \|"),
     (r"analyze (\w+)", r"figures/\1.json"),
@@ -92,8 +92,9 @@ def reader(models_folder, translators, senteval, files, wordnet, tmp_path, monke
     tiny = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     monkeypatch.setattr(benchmark, "BERT_LARGE", tiny)
     monkeypatch.setattr(common, "LOG_STEPS", 2)
-    monkeypatch.setattr(benchmark, "LOG_STEPS", 2)
-    monkeypatch.setattr(benchmark, "STEPS", 8)
+    monkeypatch.setattr(benchmark, "STEPS", 4)
+    monkeypatch.setattr(benchmark, "DSE_SENTENCES", 60)
+    monkeypatch.setattr(benchmark, "DSE_PAIRS", 30)
     monkeypatch.setattr(common, "CACHE", common.CACHE)  # the benchmark changes it
     monkeypatch.chdir(root)
     return root
@@ -105,13 +106,13 @@ def run_main(module, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module.__name__, *words])
         if module is sweep:
-            words[1] = " ".join(map(cut_grid, words[1].split()))
+            words[1] = cut_grid(words[1])
             patch.setattr(sweep.subprocess, "run", run_words)
         else:
             options = vars(module.parse_args())
             small = {name: value for name, value in SMALL.items() if name in options}
         if module is benchmark:
-            small["teacher"] = "my-encoder"
+            small |= dict(teacher="my-encoder", sentences=64, batch_sizes=8)
         if module is views:
             small["wordnet"] = "../"
         extra = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
@@ -122,9 +123,14 @@ def run_main(module, words):
     return printed.getvalue()
 
 
-def cut_grid(part):
-    option, _, values = part.partition("=")
-    return f"{option}={SMALL_GRID.get(option, ','.join(values.split(',')[:2]))}"
+def cut_grid(grid):
+    """Two values of the first option, and one of each other."""
+    parts = []
+    for part in grid.split():
+        option, _, values = part.partition("=")
+        kept = SMALL_GRID.get(option, values).split(",")[: 1 if parts else 2]
+        parts.append(f"{option}={','.join(kept)}")
+    return " ".join(parts)
 
 
 def run_words(words, stdout, stderr):

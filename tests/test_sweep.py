@@ -1,7 +1,5 @@
 """extras/sweep.py, with a script that trains nothing."""
 
-import math
-
 import pytest
 
 from extras import sweep
@@ -50,4 +48,20 @@ def test_p_is_that_of_a_paired_test_over_common_seeds():
     t = (7 / 3) / ((7 / 3) ** 0.5 / 3**0.5)  # the variance of 1, 2, 4 is 7/3
     expected = 1 - t / (2 + t**2) ** 0.5  # Student's distribution for two degrees of freedom
     assert sweep.p_value(best, other) == pytest.approx(expected)
-    assert math.isnan(sweep.p_value(best, best)) and math.isnan(sweep.p_value(best, {"9": {}}))
+    results = [(dict(lr="1", seed=seed), scores) for seed, scores in other.items()]
+    results += [(dict(lr="2", seed=seed), scores) for seed, scores in best.items()]
+    header, _, first, second = sweep.table(sweep.rank(results)).splitlines()
+    assert header.endswith("| p, uncorrected |")
+    assert first.startswith("| lr=1 ") and first.endswith("|                |")
+    assert second.endswith(f" {expected:.3f} |")
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_variance_or_common_seeds_there_is_no_p():
+    best = {str(seed): {"dev": 0.1 * seed} for seed in range(3)}
+    other = {seed: {"dev": scores["dev"] - 0.3} for seed, scores in best.items()}
+    assert sweep.p_value(best, other) is None  # each difference is 0.3
+    assert sweep.p_value(best, best) is None and sweep.p_value(best, {"9": {"dev": 1.0}}) is None
+    results = [(dict(lr="1", seed=seed), scores) for seed, scores in best.items()]
+    results += [(dict(lr="2", seed=seed), scores) for seed, scores in other.items()]
+    assert "uncorrected" not in sweep.table(sweep.rank(results))

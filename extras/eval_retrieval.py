@@ -8,12 +8,13 @@ The data is a folder in the format of BEIR (arXiv:2104.08663), whose files may b
   corpus.jsonl       {"_id": "d0", "title": "", "text": "..."}; a passage is its title and its text
   queries.jsonl      {"_id": "q0", "text": "..."}
   qrels/SPLIT.tsv    query-id, corpus-id, score, with this header; a score above 0 is an answer
-or a data set on the Hugging Face Hub: BeIR/msmarco, whose qrels are in BeIR/msmarco-qrels. As in
-BEIR, a passage with the query's own id is left out of the ranking, unless it is an answer.
-The IBKD paper's 6,980 queries of MS MARCO are --split dev; --split test has those of TREC-DL 2019.
+or a data set on the Hugging Face Hub: BeIR/msmarco, whose qrels are in BeIR/msmarco-qrels. BEIR
+leaves out the passage with the query's own id from the ranking, and so does this script, unless
+that passage is an answer. The IBKD paper's 6,980 queries of MS MARCO are --split dev; --split test
+has those of TREC-DL 2019.
 
-  python eval_retrieval.py runs/ibkd sentence-transformers/all-MiniLM-L6-v2 --beir my-beir-folder
-  python eval_retrieval.py Luyu/co-condenser-marco-retriever --beir BeIR/msmarco --split dev
+  python -m extras.eval_retrieval runs/ibkd MODEL --beir my-beir-folder
+  python -m extras.eval_retrieval Luyu/co-condenser-marco-retriever --beir BeIR/msmarco --split dev
       --pooling cls --similarity dot                  its folder states neither
 """
 
@@ -27,9 +28,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, RANK, ArgumentParser, UserError, run_main, table
+from common import POOLINGS, ArgumentParser, UserError, run_main, table
 from common import download, read_rows, split_columns, write_json
 from common import encode, load_encoder
+from eval_sts import embed
 
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
@@ -126,21 +128,6 @@ def read_training(beir, dev_queries):
 
 
 # ---- Search --------------------------------------------------------------------------------------
-
-
-def embed(encoder, input_ids, attention_mask):
-    """Token ids and mask, [N, L] each -> embeddings [N, D] in float32, as ckd.embed() does."""
-    states = encoder.model(input_ids, attention_mask).last_hidden_state  # [N, L, H]
-    if encoder.pooling == "cls":
-        pooled = states[:, 0]
-    elif encoder.pooling == "lasttoken":
-        last = attention_mask.cumsum(dim=1).argmax(dim=1)  # of the tokens that are not padding
-        pooled = states[torch.arange(states.shape[0], device=states.device), last]
-    else:
-        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-    embedding = encoder.heads(pooled).float()  # [N, D]
-    return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
 
 
 def set_prompts(encoder, args):
@@ -283,10 +270,9 @@ def main():
         scores = evaluate(embed, encoders, queries, answers, corpus, args.similarity)
         speed = passages_per_second(encoders[1], args.beir)
         rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
-    if RANK == 0:
-        print(table(rows))
-        if args.json:
-            write_json(Path(args.json), rows)
+    print(table(rows))
+    if args.json:
+        write_json(Path(args.json), rows)
 
 
 if __name__ == "__main__":

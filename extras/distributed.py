@@ -1,0 +1,118 @@
+"""Train with several processes, GPUs or hosts, at the losses of one process.
+
+  torchrun --nproc-per-node 4 -m extras.distributed ckd.py --demo
+  torchrun --nproc-per-node 4 -m extras.distributed extras.baselines --method pkd --demo
+
+Every process runs the whole script and computes the loss of the whole batch. It embeds its part of
+the rows, gathers the embeddings of all, and averages its gradients with those of the others. The
+losses are those of one process, except that each process draws dropout of its own. Process 0 has
+--output; the others work on a temporary copy. main() lists what is replaced to get there.
+"""
+
+import io
+import math
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import common
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # torchrun sets them; LOCAL_RANK is that on a host
+RANK, LOCAL_RANK, WORLD_SIZE = [int(os.environ[name]) for name in NAMES]
+embed_rows = common.embed_rows
+teacher_embeddings = common.teacher_embeddings
+init, begin = common.Run.__init__, common.Run.begin
+backward = torch.Tensor.backward
+trained = []  # parameters
+copies = tempfile.TemporaryDirectory()
+
+
+def gather(own, total):
+    """Tensors [n, ...] of each process -> [total, ...] of all, with gradients for its own rows."""
+    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, own.detach().contiguous())
+    if own.requires_grad:
+        own.register_hook(lambda gradient: WORLD_SIZE * gradient)  # a mean is taken later
+    parts[RANK] = own
+    return torch.cat(parts)[:total]
+
+
+def embed_shared_rows(embed, encoder, tokens, rows, device):
+    n = math.ceil(len(rows) / WORLD_SIZE)
+    own = np.resize(rows, n * WORLD_SIZE)[RANK * n :][:n]  # the first rows repeat: equal parts
+    if RANK > 0:
+        torch.manual_seed(torch.initial_seed() + RANK * 2_654_435_769)  # dropout of its own
+    output = embed_rows(embed, encoder, tokens, own, device)
+    if torch.is_tensor(output):
+        return gather(output, len(rows))
+    return tuple(gather(part, len(rows)) for part in output)
+
+
+def cached_teacher_embeddings(*arguments, **options):
+    if LOCAL_RANK == 0:
+        teacher_embeddings(*arguments, **options)
+    dist.barrier()
+    return teacher_embeddings(*arguments, **options)
+
+
+def init_elsewhere(run, args, *rest):
+    if RANK > 0:
+        if Path(args.output, "args.json").exists():
+            shutil.copytree(args.output, copies.name, dirs_exist_ok=True)
+        args.output = copies.name
+    dist.barrier()  # until all have copied it
+    init(run, args, *rest)
+
+
+def begin_sharing(run, stage, total, state, progress):
+    optimizer = state[-1]
+    trained[:] = [value for group in optimizer.param_groups for value in group["params"]]
+    return begin(run, stage, total, state, progress)
+
+
+def backward_and_average(loss, *arguments, **options):
+    backward(loss, *arguments, **options)
+    for parameter in trained:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= WORLD_SIZE
+
+
+def main():
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(LOCAL_RANK)  # "cuda" then means this process's own GPU
+    long = timedelta(days=7)  # while one process embeds millions of sentences by the teacher
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=long)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `copies` is deleted
+    common.embed_rows = embed_shared_rows
+    common.teacher_embeddings = cached_teacher_embeddings
+    common.Run.__init__ = init_elsewhere
+    common.Run.begin = begin_sharing
+    torch.Tensor.backward = backward_and_average
+    if RANK > 0:  # it prints errors only
+        sys.stdout = io.StringIO()
+        common.BAR["disable"] = True
+        common.note = lambda text: None
+    del sys.argv[0]
+    try:
+        run = runpy.run_path if sys.argv[0].endswith(".py") else runpy.run_module
+        run(sys.argv[0], run_name="__main__")
+    except RuntimeError:
+        time.sleep(10)  # if another process has failed, torchrun ends this one meanwhile
+        raise
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

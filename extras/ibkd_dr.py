@@ -1,0 +1,137 @@
+"""IBKD for dense retrieval (DR): ibkd.py's two stages on the passages and queries of a BEIR folder.
+
+Stage 1 learns from all passages and training queries. In stage 2, the hard negatives of a query are
+the passages that the teacher finds for it and that do not answer it. Every tenth training query is
+kept for dev: its MRR@10 (mean reciprocal rank x 100) chooses the best student. Losses, model and
+loops are those of ibkd.py; the defaults are those of retrieval in the paper's Table 1.
+
+  python -m extras.ibkd_dr --student nreimers/MiniLM-L6-H384-uncased        the paper's setting
+  python -m extras.ibkd_dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
+"""
+
+import ibkd
+from common import ArgumentParser, in_range, parse_options, run_main
+from common import Run, load_encoder, load_student, teacher_embeddings, write_card
+from common import add_model_options, add_run_options
+from extras import eval_retrieval
+from ibkd import embed
+
+DEMO = dict(
+    teacher=ibkd.MINILM,
+    student_layers="1,3,5",
+    beir=f"{ibkd.DEMO_FOLDER}/beir",
+    epochs=1,
+    batch_size=64,
+    lr=4e-4,
+    finetune_epochs=1,
+    finetune_batch_size=64,
+    eval_steps=50,
+    group_by_length=True,
+)
+
+
+class Retrieval:
+    """The data of a BEIR folder: what a student learns from, and how an encoder is scored."""
+
+    def __init__(self, args):
+        self.args = args
+        training = eval_retrieval.read_training(args.beir, args.dev_queries)
+        self.passages, self.queries, self.answers, self.dev = training
+        self.test = []
+        if not args.skip_test:
+            self.test = eval_retrieval.read_split(args.beir, args.test_split)
+        self.read = [self.passages, self.queries, self.answers, self.dev, self.test]
+
+    def texts(self, encoder):
+        """P passages, then Q queries, with the prompts of this encoder."""
+        eval_retrieval.set_prompts(encoder, self.args)
+        passages = [encoder.passage_prompt + text for text in self.passages]
+        return passages + [encoder.query_prompt + text for text in self.queries]
+
+    def examples(self, vectors):
+        """vectors [P + Q, D], the teacher's -> stage 2's rows, for ibkd.finetune(): [n, 2 + K]."""
+        args = self.args
+        how = (args.hard_negatives, args.teacher_similarity, args.device)
+        return eval_retrieval.training_rows(vectors, self.answers, *how)
+
+    def search(self, encoder, *data, depth=1000):
+        args = self.args
+        eval_retrieval.set_prompts(encoder, args)
+        is_teacher = encoder.name == args.teacher
+        similarity = args.teacher_similarity if is_teacher else args.similarity
+        return eval_retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
+
+    def dev_score(self, encoder):
+        return self.search(encoder, *self.dev, depth=10)["MRR@10"]
+
+    def scores(self, encoder):
+        row = {"dev MRR@10": self.dev_score(encoder)}
+        if self.test:
+            corpus = eval_retrieval.read_texts(self.args.beir, "corpus.jsonl")
+            row |= self.search(encoder, *self.test, corpus)
+        return row
+
+
+def parse_args():
+    parser = ArgumentParser(__doc__)
+    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
+    ibkd.add_method_options(parser)
+    parser.set_defaults(epochs=3, batch_size=128, finetune_batch_size=128, finetune_lr=1e-5)
+    add = parser.add_argument_group("retrieval").add_argument
+    is_default = "(default: %(default)s)"
+    add("--stage", choices=("distill", "finetune", "both"), default="both", help=is_default)
+    add("--beir", default="BeIR/msmarco", help=f"BEIR folder, or data set on the Hub {is_default}")
+    add("--test-split", default="test", help="qrels/TEST_SPLIT.tsv (default: test; paper: dev)")
+    add("--skip-test", action="store_true", help="score dev only")
+    add("--dev-queries", type=in_range(int, 1), default=2000, help=f"at most {is_default}")
+    prompt = "text before each {} (default: the prompt of this name in a model's folder)"
+    add("--query-prompt", help=prompt.format("query"))
+    add("--passage-prompt", help=prompt.format("passage"))
+    measures = ("cosine", "dot")
+    add("--similarity", choices=measures, default="cosine", help=f"ranks passages {is_default}")
+    add("--teacher-similarity", choices=measures, help="(default: --similarity)")
+    negatives = "passages per answer (default: %(default)s; paper §4.3)"
+    add("--hard-negatives", type=in_range(int, 1), default=8, help=negatives)
+    add_run_options(parser, output="runs/ibkd-dr", max_length=128, eval_steps=500)
+    args = parse_options(parser, DEMO)
+    args.teacher_similarity = args.teacher_similarity or args.similarity
+    return args
+
+
+def main():
+    args = parse_args()
+    task = Retrieval(args)
+    run = Run(args, [__file__, ibkd.__file__, eval_retrieval.__file__], task.read)
+    if run.is_complete():
+        return
+    student = load_student(args)
+    num_dense = len(student.heads)
+    teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+    texts = task.texts(teacher)
+    targets = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
+
+    if args.stage != "finetune" and "distill" not in run.finished:
+        run.scores["teacher"] = task.scores(teacher)
+        run.scores["student before"] = task.scores(student)
+        teacher.to("cpu")  # frees GPU memory
+        texts = task.texts(student)
+        best_step, last_step = ibkd.distill(student, texts, targets, task.dev_score, run, args)
+        student = load_encoder(args.output, device=args.device)  # the best one
+        run.finish(best_step, last_step, {"best of stage 1": task.scores(student)})
+    if args.stage != "distill" and "finetune" not in run.finished:
+        if args.stage == "both":
+            student = load_encoder(args.output, device=args.device)
+            kept = num_dense + 1 if args.keep_mapping else num_dense
+            del student.heads[kept:]  # W_proj, if stage 2 had begun
+        else:
+            run.scores["student before"] = task.scores(student)
+        examples = task.examples(targets)
+        data = (task.texts(student), examples, task.dev_score)
+        best_step, last_step = ibkd.finetune(student, *data, run, args)
+        student = load_encoder(args.output, device=args.device)
+        run.finish(best_step, last_step, {"best of stage 2": task.scores(student)})
+    write_card(run, args, "Trained by `extras/ibkd_dr.py` (IBKD, arXiv:2311.05472).")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,536 @@
+# The commands of the runs that the pages of results/ rest on; results/runs.py runs all of them.
+#
+# Paste the lines up to "## own-teacher" into bash, in the project's folder, then any command of a
+# page. "# KD: seeds 0, 1, 2" names the runs KD-0, KD-1 and KD-2: set SEED before each. Seeds that
+# were added later have a command of their own. GNU head and awk.
+
+DATA=${DATA:-data}  # the folder that results/data_sets.py writes
+T=${T:-sentence-transformers/all-MiniLM-L6-v2}
+M=${M:-sentence-transformers/all-mpnet-base-v2}
+FIRST5K=runs/first5k.txt
+FIRST20K=runs/first20k.txt
+FIRST50K=runs/first50k.txt
+EN_DE=runs/train.en-de.tsv
+EN_DE_TEST=runs/test.en-de.tsv
+STSB_DEV=runs/sts-b-dev.tsv
+STSB_TEST=runs/sts-b-test.tsv
+SEED=0
+
+mkdir -p runs
+head -n 5000 $DATA/unlabeled.txt > $FIRST5K
+head -n 20000 $DATA/unlabeled.txt > $FIRST20K
+head -n 50000 $DATA/unlabeled.txt > $FIRST50K
+head -n -1000 $DATA/pairs.en-de.tsv > $EN_DE
+tail -n 1000 $DATA/pairs.en-de.tsv > $EN_DE_TEST
+STSB=$(find -L $DATA/senteval -name STSBenchmark)
+awk -F '\t' -v OFS='\t' '{ print $6, $7, $5 }' $STSB/sts-dev.csv > $STSB_DEV
+awk -F '\t' -v OFS='\t' '{ print $6, $7, $5 }' $STSB/sts-test.csv > $STSB_TEST
+
+## own-teacher
+# KD: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-$SEED
+# CKD: seeds 0, 1, 2
+python ckd.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --temperature 0.2 \
+    --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/CKD-$SEED
+# ConGen: seeds 0, 1, 2
+python congen.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --teacher-temperature 0.2 \
+    --student-temperature 0.2 --queue-size 16384 --head identity --senteval $DATA/senteval \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length \
+    --seed $SEED --output runs/ConGen-$SEED
+# IBKD: seeds 0, 1, 2
+python ibkd.py --stage distill --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.2 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/IBKD-$SEED
+# DistilFACE: seeds 0, 1, 2
+python distilface.py --student $T --student-layers 1,3,5 --train $FIRST20K --temperature 0.2 \
+    --senteval $DATA/senteval --batch-size 64 --lr 3e-5 --pooling avg --steps 313 --eval-steps 78 \
+    --group-by-length --seed $SEED --output runs/DistilFACE-$SEED
+# PKD
+python -m extras.baselines --method pkd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/PKD
+# MetaKD
+python -m extras.baselines --method metakd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/MetaKD
+# L2
+python -m extras.baselines --method l2 --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/L2
+# Dual-L2
+python -m extras.baselines --method dual-l2 --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/Dual-L2
+# SKD
+python -m extras.baselines --method skd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/SKD
+# CRD
+python -m extras.baselines --method crd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/CRD
+# HPD
+python -m extras.baselines --method hpd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/HPD
+# SEED
+python congen.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --teacher-temperature 0.2 \
+    --student-temperature 0.2 --queue-size 16384 --head identity --alpha 1 \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/SEED
+
+## larger-teacher
+# M-aligned
+python -m extras.align --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --output runs/M-aligned
+# M-KD-aligned: seeds 0, 1, 2
+python ckd.py --objective kd --teacher runs/M-aligned --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+    --output runs/M-KD-aligned-$SEED
+# M-KD: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/M-KD-$SEED
+# M-CKD: seeds 0, 1, 2
+python ckd.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+    --output runs/M-CKD-$SEED
+# M-CKD-aligned: seeds 0, 1, 2
+python ckd.py --teacher runs/M-aligned --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+    --output runs/M-CKD-aligned-$SEED
+# M-ConGen: seeds 0, 1, 2
+python congen.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/M-ConGen-$SEED
+# M-IBKD: seeds 0, 1, 2
+python ibkd.py --stage distill --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/M-IBKD-$SEED
+# M-SEED
+python congen.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
+    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --alpha 1 \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/M-SEED
+# M-PKD
+python -m extras.baselines --method pkd --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-PKD
+# M-CRD
+python -m extras.baselines --method crd --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-CRD
+# M-L2
+python -m extras.baselines --method l2 --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-L2
+# M-Dual-L2
+python -m extras.baselines --method dual-l2 --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-Dual-L2
+# M-SKD
+python -m extras.baselines --method skd --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-SKD
+# M-HPD
+python -m extras.baselines --method hpd --teacher $M --student $T --student-layers 1,3,5 \
+    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-HPD
+# M-aligned-whole
+python -m extras.align --teacher $M --student $T --train $FIRST20K --output runs/M-aligned-whole
+# three-M-KD-20k
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
+    --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+    --output runs/three-M-KD-20k
+# three-M-KD-50k
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+    --output runs/three-M-KD-50k
+# three-M-KD-182k
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+    --output runs/three-M-KD-182k
+# three-M-KD-3x182k
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+    --output runs/three-M-KD-3x182k
+# three-M-CKD-20k
+python ckd.py --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 --train $FIRST20K \
+    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --skip-test --epochs 1 \
+    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
+    --seed 0 --output runs/three-M-CKD-20k
+# three-own-KD-182k
+python ckd.py --objective kd --teacher $T --student $T --student-layers 1,4,5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+    --output runs/three-own-KD-182k
+# three-both-0.5-20k
+python results/two_teachers.py runs/M-aligned-whole 0.5 --objective kd --teacher $T --student $T \
+    --student-layers 1,4,5 --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 \
+    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
+    --seed 0 --output runs/three-both-0.5-20k
+# three-both-0.3-20k
+python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
+    --student-layers 1,4,5 --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 \
+    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
+    --seed 0 --output runs/three-both-0.3-20k
+# three-both-0.3-182k
+python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
+    --student-layers 1,4,5 --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length \
+    --precision bf16 --seed 0 --output runs/three-both-0.3-182k
+# three-both-0.3-182k: seeds 1, 2
+python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
+    --student-layers 1,4,5 --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length \
+    --precision bf16 --seed $SEED --output runs/three-both-0.3-182k-$SEED
+# three-own-KD-182k: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student $T --student-layers 1,4,5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed $SEED \
+    --output runs/three-own-KD-182k-$SEED
+# six-M-KD-20k
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --dropout 0 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+    --output runs/six-M-KD-20k
+# six-M-KD-20k-slow
+python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 5e-5 --max-length 64 \
+    --dropout 0 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+    --output runs/six-M-KD-20k-slow
+# curve
+python eval_sts.py runs/three-M-KD-20k runs/three-M-KD-50k runs/three-M-KD-182k \
+    runs/three-M-CKD-20k runs/three-both-0.3-20k runs/three-both-0.5-20k runs/three-both-0.3-182k \
+    runs/three-own-KD-182k runs/three-M-KD-3x182k runs/six-M-KD-20k runs/six-M-KD-20k-slow \
+    --senteval $DATA/senteval
+# curve-seeds
+python eval_sts.py runs/three-both-0.3-182k-1 runs/three-own-KD-182k-1 --senteval $DATA/senteval
+
+## how-small
+# KD-three-layers
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $DATA/unlabeled.txt \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-three-layers
+# KD-two-layers
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $DATA/unlabeled.txt \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-two-layers
+# KD-one-layer
+python ckd.py --objective kd --teacher $T --student-layers 5 --train $DATA/unlabeled.txt \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-one-layer
+# layers-0-5
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-5
+# layers-1-5
+python ckd.py --objective kd --teacher $T --student-layers 1,5 --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-5
+# layers-2-5
+python ckd.py --objective kd --teacher $T --student-layers 2,5 --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-2-5
+# layers-0-5-50k: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/layers-0-5-50k-$SEED
+# layer-5-50k: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/layer-5-50k-$SEED
+# KD-three-epochs
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $DATA/unlabeled.txt \
+    --senteval $DATA/senteval --epochs 3 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-three-epochs
+# layers-0-3-5-50k
+python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-3-5-50k
+# layers-1-4-5-50k
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-4-5-50k
+# layers-1-4-5-50k: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/layers-1-4-5-50k-$SEED
+# layers-0-3-5
+python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-3-5
+# layers-1-4-5
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-4-5
+# layers-2-4-5
+python ckd.py --objective kd --teacher $T --student-layers 2,4,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-2-4-5
+# own-then-NLI
+python ckd.py --stage finetune --student runs/KD-three-layers --triplets $DATA/nli_triplets.csv \
+    --senteval $DATA/senteval --dropout 0 --finetune-epochs 1 --finetune-lr 5e-5 --eval-steps 10 \
+    --group-by-length --seed 0 --output runs/own-then-NLI
+# KD-5k
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST5K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/KD-5k
+# KD-50k
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/KD-50k
+# KD-50k: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-50k-$SEED
+
+## speed
+# speed-training
+python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --only train
+# speed-three-layers
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-three-layers
+# speed-two-layers
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-two-layers
+# speed-one-layer
+python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-one-layer
+# retrained-three-layers: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-three-layers-$SEED
+# retrained-two-layers: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-two-layers-$SEED
+# retrained-one-layer: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-one-layer-$SEED
+
+## how-many-megabytes
+# int8-six-layers
+python -m extras.quantize $T --pairs $STSB_TEST --output runs/int8-six-layers
+# int8-three-layers
+python -m extras.quantize runs/speed-three-layers --pairs $STSB_TEST
+# int8-two-layers
+python -m extras.quantize runs/speed-two-layers --pairs $STSB_TEST
+# int8-one-layer
+python -m extras.quantize runs/speed-one-layer --pairs $STSB_TEST
+# tokens-20k
+python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 20000 --output runs/tokens-20k
+# tokens-12k
+python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 12000 --output runs/tokens-12k
+# three-20k
+python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 1,4,5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/three-20k
+# three-12k
+python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 1,4,5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/three-12k
+# two-20k
+python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 0,5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/two-20k
+# two-12k
+python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 0,5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/two-12k
+# one-20k
+python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/one-20k
+# one-12k
+python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 5 \
+    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/one-12k
+# tokens-17k
+python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 17000 --output runs/tokens-17k
+# one-17k
+python ckd.py --objective kd --teacher $T --student runs/tokens-17k --student-layers 5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+    --output runs/one-17k
+# two-20k-182k
+python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 0,5 \
+    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
+    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+    --output runs/two-20k-182k
+# dev-six
+python -m extras.quantize $T --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --output runs/six
+# sts-six
+python -m extras.quantize $T --bits 4 --group-size 64 --senteval $DATA/senteval --rows '4 bits' \
+    --rounds 1 --output runs/six
+# dev-three
+python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-two
+python -m extras.quantize runs/layers-0-5-50k-0 --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-one
+python -m extras.quantize runs/layer-5-50k-0 --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-three-20k
+python -m extras.quantize runs/three-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-two-20k
+python -m extras.quantize runs/two-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-one-20k
+python -m extras.quantize runs/one-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-three-12k
+python -m extras.quantize runs/three-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-two-12k
+python -m extras.quantize runs/two-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-one-12k
+python -m extras.quantize runs/one-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-one-17k
+python -m extras.quantize runs/one-17k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# dev-two-20k-182k
+python -m extras.quantize runs/two-20k-182k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+# groups-of-32
+python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 32 --pairs $STSB_DEV \
+    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
+# groups-of-64
+python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --pairs $STSB_DEV \
+    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
+# groups-of-128
+python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 128 --pairs $STSB_DEV \
+    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
+# sts-three
+python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-two
+python -m extras.quantize runs/layers-0-5-50k-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-one
+python -m extras.quantize runs/layer-5-50k-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-three-20k
+python -m extras.quantize runs/three-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-two-20k
+python -m extras.quantize runs/two-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-one-20k
+python -m extras.quantize runs/one-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-three-12k
+python -m extras.quantize runs/three-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-two-12k
+python -m extras.quantize runs/two-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-one-12k
+python -m extras.quantize runs/one-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-one-17k
+python -m extras.quantize runs/one-17k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# sts-two-20k-182k
+python -m extras.quantize runs/two-20k-182k --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rows '4 bits' --rounds 1
+# fp32
+python eval_sts.py runs/layers-1-4-5-50k runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k \
+    runs/two-20k runs/one-20k runs/three-12k runs/two-12k runs/one-12k runs/one-17k \
+    --senteval $DATA/senteval
+# fp32-more
+python eval_sts.py runs/two-20k-182k --senteval $DATA/senteval
+# qnli
+python -m extras.eval_retrieval $T runs/layers-1-4-5-50k runs/three-20k \
+    --beir $DATA/retrieval/qnli
+# qnli-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/layers-1-4-5-50k \
+    runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
+    runs/three-12k runs/two-12k runs/one-12k runs/one-17k runs/two-20k-182k \
+    --beir $DATA/retrieval/qnli
+# transfer-fp32
+python -m extras.eval_transfer $T runs/layers-1-4-5-50k runs/three-20k --senteval $DATA/senteval \
+    --tasks CR,TREC,MRPC
+# transfer-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/layers-1-4-5-50k \
+    runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
+    runs/three-12k runs/two-12k runs/one-12k runs/one-17k runs/two-20k-182k \
+    --senteval $DATA/senteval --tasks CR,TREC,MRPC
+
+## pairs
+# DSE-stsb
+python dse.py --teacher $T --student $T --glue $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
+    --teacher-lr 5e-5 --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb
+# DSE-stsb-labels
+python dse.py --student $T --glue $DATA/glue --task stsb --alpha 0 --epochs 3 --lr 1e-4 \
+    --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb-labels
+# DSE-mrpc
+python dse.py --teacher $T --student $T --glue $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
+    --teacher-lr 5e-5 --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc
+# DSE-mrpc-labels
+python dse.py --student $T --glue $DATA/glue --task mrpc --alpha 0 --epochs 3 --lr 1e-4 \
+    --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc-labels
+# DSE-M-stsb
+python dse.py --teacher $M --student $T --glue $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
+    --teacher-lr 3e-5 --eval-steps 180 --group-by-length --precision bf16 --seed 0 \
+    --output runs/DSE-M-stsb
+# DSE-M-mrpc
+python dse.py --teacher $M --student $T --glue $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
+    --teacher-lr 3e-5 --eval-steps 115 --group-by-length --precision bf16 --seed 0 \
+    --output runs/DSE-M-mrpc
+
+## search
+# search-stage-1
+python -m extras.ibkd_dr --stage distill --teacher $T --student-layers 1,3,5 \
+    --beir $DATA/retrieval/qnli --temperature 0.2 --epochs 5 --batch-size 64 --lr 4e-4 \
+    --eval-steps 122 --group-by-length --seed 0 --output runs/search-stage-1
+# search-stage-2
+python -m extras.ibkd_dr --stage finetune --teacher $T --student runs/search-stage-1 \
+    --beir $DATA/retrieval/qnli --finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 \
+    --dropout 0.1 --eval-steps 54 --group-by-length --seed 0 --output runs/search-stage-2
+
+## parts
+# KD-dropout: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --dropout 0.1 \
+    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-dropout-$SEED
+# IBKD-no-HSIC: seeds 0, 1, 2
+python ibkd.py --stage distill --teacher $T --student-layers 1,3,5 --train $FIRST20K \
+    --temperature 0.2 --beta1 0 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
+    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+    --output runs/IBKD-no-HSIC-$SEED
+
+## transfer
+# transfer
+python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 \
+    --senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC
+
+## language
+# en-de
+python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size 16384 \
+    --head identity --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 --lr 5e-4 \
+    --eval-steps 415 --group-by-length --seed 0 --output runs/en-de
+# en-de-test
+python eval_sts.py $T runs/en-de --translations $EN_DE_TEST
+# en-de-before
+python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST
