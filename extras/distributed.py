@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import transformers
 
 import common
 
@@ -100,6 +101,7 @@ def main():
     common.Run.__init__ = init_elsewhere
     common.Run.begin = begin_sharing
     torch.Tensor.backward = backward_and_average
+    transformers.PreTrainedModel.should_save_on_this_rank = lambda *_: True  # else only rank 0
     if RANK > 0:  # it prints errors only
         sys.stdout = io.StringIO()
         common.BAR["disable"] = True

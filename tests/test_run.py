@@ -92,17 +92,18 @@ def test_another_run_is_refused_and_nothing_is_touched(
 ):
     """The line names the first option that differs, or that the texts or the code have changed."""
     call_main(ckd, *options)
-    out, edited = tmp_path / "out", tmp_path / "edited.py"
+    out = tmp_path / "out"
     before = contents(out)
     assert f"{out}: has a run with --seed 0, not 5; choose" in fails(ckd, *options, "--seed", 5)
-    edited.write_text("# another loss\n")
     for module in (ckd, common):
+        edited = tmp_path / f"{module.__name__}.py"
+        edited.write_text("# another loss\n")
         with monkeypatch.context() as patch:
             patch.setattr(module, "__file__", str(edited))
-            assert "has a run with other code " in fails(ckd, *options)
+            assert "has a run with code of ckd.py, common.py: " in fails(ckd, *options)
     text = (tmp_path / "dev.tsv").read_text()
     (tmp_path / "dev.tsv").write_text(text + "a boy\ta lad\t4\n")
-    assert "has a run with other texts " in fails(ckd, *options)
+    assert "has a run with texts of its files: " in fails(ckd, *options)
     assert contents(out) == before
 
 
