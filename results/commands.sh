@@ -323,6 +323,18 @@ python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K
 python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
     --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-one-layer-$SEED
+# speed-orders
+python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --batch-sizes 64 512 \
+    --only train
+# fp32-two-layers
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --precision fp32 --seed 0 --output runs/fp32-two-layers
+# bf16-two-layers: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
+    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --precision bf16 --seed $SEED \
+    --output runs/bf16-two-layers-$SEED
 
 ## how-many-megabytes
 # int8-six-layers
