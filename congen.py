@@ -122,15 +122,21 @@ def enqueue(queue, embeddings, size):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
+import re
+
 import numpy as np
 
 from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_sentences, read_text_pairs
+from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
+from common import evaluation_sets, read_embeddings, read_sentences, read_text_pairs
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
 from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
 DELETION_RATE = 0.1  # Table 6
+# A word, or a character of a script that has no spaces (Thai to Lao, Burmese, Khmer, Chinese,
+# Japanese), and the spaces after it.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+WORD = re.compile(rf"(?:[{UNSPACED}]|[^\s{UNSPACED}]+)\s*")
 
 
 def warmup_linear(step, total):
@@ -146,8 +152,8 @@ def warmup_linear(step, total):
 
 def delete_words(sentence, random):
     """Delete each word with probability 10 %; a sentence left without words stays as it is."""
-    words = [word for word in sentence.split() if random.random() >= DELETION_RATE]
-    return " ".join(words) or sentence
+    kept = [word for word in WORD.findall(sentence) if random.random() >= DELETION_RATE]
+    return "".join(kept).strip() or sentence
 
 
 def second_views(first, second, rows, seed):
@@ -251,6 +257,7 @@ def parse_args():
     positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
+    add_embeddings_option(parser)
     add_data_options(parser, NLI)
     views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
     start = "initial weights of the head (default: %(default)s; paper §4.1)"
@@ -289,11 +296,14 @@ def main():
         return
     if not run.finished:
         student = load_student(args)
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        if args.teacher_embeddings:
+            targets = read_embeddings(args.teacher_embeddings, len(first))
+        else:
+            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
+            del teacher  # frees GPU memory
         run.scores["student before"] = spearman(embed, student, sets)
-        targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
-        del teacher  # frees GPU memory
         dev_set = {"dev": sets["dev"]}
         best_step, last_step = distill(student, first, second, targets, dev_set, run, args)
         student = load_encoder(args.output, device=args.device)  # the best one

@@ -91,14 +91,15 @@ def pair_logits(teacher, input_ids, attention_mask):
     """T of section 3.3: token ids and mask of [CLS] y [SEP] z [SEP], [N, L] each -> logits [N, C].
 
     teacher: has `model`, a classifier; `order` [C], where its logits have the task's classes;
-    `tokenizer`.
+    `has_sigmoid`, if its folder states one for scores from 0 to 1; `tokenizer`.
     """
     inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
     if "token_type_ids" in teacher.tokenizer.model_input_names:
         is_separator = (input_ids == teacher.tokenizer.sep_token_id).long()
         separators_before = is_separator.cumsum(dim=1) - is_separator  # [N, L]
         inputs["token_type_ids"] = (separators_before > 0) * attention_mask
-    return teacher.model(**inputs).logits[:, teacher.order].float()
+    logits = teacher.model(**inputs).logits[:, teacher.order].float()
+    return 5 * logits.sigmoid() if teacher.has_sigmoid else logits  # scores from 0 to 5
 
 
 def pair_features(u, v):
@@ -308,7 +309,7 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
     UserError, also for a classifier whose classes are not those of the task.
     """
-    teacher = load_encoder(name, "mean")  # which checks all but the output layer
+    teacher = load_encoder(name, "mean", check=False)  # which checks all but the output layer
     teacher.prompt = ""
     teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
     teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
@@ -324,7 +325,18 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
     teacher.register_buffer("order", torch.tensor(order))
     teacher.model = model
     model.config.use_cache = False
+    if model.config.pad_token_id is None:  # Qwen3; a classifier then needs one
+        model.config.pad_token_id = teacher.tokenizer.pad_token_id or 0
     teacher.fresh = bool(report["missing_keys"])
+    if not teacher.fresh and len(classes) > 2 and not position.keys() & set(classes):
+        note(f"{name}: its classes have no names; they are taken as {', '.join(classes)}")
+    # Where CrossEncoder of sentence-transformers 6, 4 and 2 states the function of its score.
+    functions = [
+        teacher.stated.get("activation_fn"),
+        getattr(model.config, "sentence_transformers", ""),
+    ]
+    functions.append(getattr(model.config, "sbert_ce_default_activation_function", ""))
+    teacher.has_sigmoid = task == "stsb" and "Sigmoid" in str(functions)
     return teacher.to(device)
 
 
@@ -545,7 +557,11 @@ def main():
             run.save((), ())  # it may have trained nothing
             write_card(run, args, text, "transformers")
             return
-        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
+        key = str(teacher.has_sigmoid)
+        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
+        if args.task == "stsb":
+            means = f"{targets.mean():.1f}, and of the labels {labels.mean():.1f}"
+            note(f"the mean of the teacher's scores is {means}; they should be on one scale")
         teacher.to("cpu")  # frees GPU memory
     if "student" not in run.finished:
         if args.task == "stsb":

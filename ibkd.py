@@ -151,8 +151,8 @@ from functools import partial
 import numpy as np
 
 from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_model_options, add_run_options
-from common import evaluation_sets, read_sentences, read_triplets
+from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
+from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
 from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
 from common import Batches, Run, Tokens, embed_rows, to_device, write_card
 
@@ -327,6 +327,7 @@ def add_method_options(parser):
 def parse_args():
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
+    add_embeddings_option(parser)
     add_data_options(parser, NLI)
     stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
     parser.add_argument("--stage", choices=("distill", "finetune", "both"), help=stages)
@@ -358,11 +359,14 @@ def main():
         return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
 
     if args.stage != "finetune" and "distill" not in run.finished:
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+        if args.teacher_embeddings:
+            targets = read_embeddings(args.teacher_embeddings, len(sentences))
+        else:
+            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+            del teacher  # frees GPU memory
         run.scores["student before"] = spearman(embed, student, sets)
-        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        del teacher  # frees GPU memory
         best_step, last_step = distill(student, sentences, targets, dev_score, run, args)
         student = load_encoder(args.output, device=args.device)  # the best one
         run.finish(best_step, last_step, {"best of stage 1": spearman(embed, student, sets)})

@@ -28,11 +28,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, ArgumentParser, UserError, run_main, table
+from common import POOLINGS, ArgumentParser, UserError, note, run_main, table
 from common import download, read_rows, split_columns, write_json
 from common import encode, load_encoder
 from eval_sts import embed
 
+MEASURES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
 CHUNK = 20_000  # passages in memory
 SCORES = 20_000_000  # of a query and a passage, in memory
@@ -75,7 +76,8 @@ def read_split(beir, split, numbers=None):
 
     numbers {passage id: number}; by default, a passage's number is its position in the corpus.
     Scores are above 0, or LEFT_OUT. Where passages have the same number, the highest score counts.
-    Raises UserError, also for an unknown id and for a query without an answer.
+    An answer that the corpus lacks has a number below 0: it cannot be found, and counts in recall
+    and ideal gain, as in BEIR. Raises UserError, also where the corpus has none of the answers.
     """
     known = dict(read_texts(beir, "queries.jsonl"))
     if numbers is None:
@@ -84,10 +86,14 @@ def read_split(beir, split, numbers=None):
     def parse(line):
         query, passage, score = split_columns(line, (0, 1, 2))
         if score != "score":  # as in the header
-            return query, known[query], numbers[passage], int(score)
+            number = numbers.get(passage)
+            if number is None:
+                number = absent.setdefault(passage, -1 - len(absent))
+            return query, known[query], number, int(score)
 
+    absent = {}  # {id: number}
     path = find(beir, f"qrels/{split}.tsv")
-    form = "a line is query-id, corpus-id, score, with tabs; the .jsonl files must have both ids"
+    form = "a line is query-id, corpus-id, score, with tabs; queries.jsonl must have the query's id"
     answers = {}
     for query, text, number, score in read_rows(path, parse, form):
         scores = answers.setdefault((query, text), {})
@@ -98,6 +104,10 @@ def read_split(beir, split, numbers=None):
             raise UserError(f"{path}: query {query!r} has no score above 0; remove its lines")
         if query in numbers:
             scores.setdefault(numbers[query], LEFT_OUT)
+    if absent:
+        note(f"{path}: the corpus lacks {len(absent)} of its passages, which are never found")
+    if not any(number >= 0 for scores in answers.values() for number in scores):
+        raise UserError(f"{path}: corpus.jsonl has none of its passages")
     return [text for _, text in answers], list(answers.values())
 
 
@@ -113,6 +123,7 @@ def read_training(beir, dev_queries):
     numbers = {name: number_of.setdefault(text, len(number_of)) for name, text in corpus}
     passages = list(number_of)
     queries, answers = read_split(beir, "train", numbers)
+    answers = [{n: score for n, score in row.items() if n >= 0} for row in answers]
     if len(queries) < 10:
         raise UserError(f"{beir}: {len(queries)} training queries; it must have ten or more")
     interval = max(10, math.ceil(len(queries) / dev_queries))
@@ -138,6 +149,14 @@ def set_prompts(encoder, args):
     encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
     encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
     encoder.prompt = ""  # these replace it
+
+
+def similarity_of(encoder, given=None):
+    """What compares its embeddings: the given option, or what its folder states, or the cosine."""
+    similarity = given or encoder.stated.get("similarity_fn_name") or "cosine"
+    if similarity not in MEASURES:
+        raise UserError(f"{encoder.name}: its similarity is {similarity}; give --similarity")
+    return similarity
 
 
 def search(queries, chunks, depth, similarity, device):
@@ -241,7 +260,7 @@ def parse_args():
     add("--beir", required=True, help="BEIR folder, or data set on the Hub, as BeIR/msmarco")
     add("--split", default="test", help="qrels/SPLIT.tsv (default: %(default)s)")
     add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
-    add("--similarity", choices=("cosine", "dot"), default="cosine", help="(default: %(default)s)")
+    add("--similarity", choices=MEASURES, help="(default: what a model states, or cosine)")
     prompt = "text before each {} (default: a model's prompt of this name, if it states one)"
     add("--query-prompt", help=prompt.format("query"))
     add("--passage-prompt", help=prompt.format("passage"))
@@ -267,7 +286,8 @@ def main():
         if encoder.dimension != encoders[1].dimension:
             raise UserError(f"{name}: its embeddings and --document-model's differ in dimension")
         corpus = read_texts(args.beir, "corpus.jsonl")
-        scores = evaluate(embed, encoders, queries, answers, corpus, args.similarity)
+        similarity = similarity_of(encoder, args.similarity)
+        scores = evaluate(embed, encoders, queries, answers, corpus, similarity)
         speed = passages_per_second(encoders[1], args.beir)
         rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
     print(table(rows))

@@ -149,6 +149,8 @@ def read_task(folder, task):
         if task == "SNLI":
             rows.sort(key=lambda row: (len(row[1]), len(row[0]), row[2]))
         first, second, labels = zip(*rows)
+        if task == "SNLI":  # SentEval sorts by name, and numbers from entailment on
+            labels = [(2, 0, 1)[label] for label in labels]
         blank = EMPTY if any(second) else ""
         first = [" ".join(words) or EMPTY for words in first]
         second = [" ".join(words) or blank for words in second]
@@ -160,7 +162,10 @@ def read_task(folder, task):
 
 
 def fit_sklearn(x, y, strength, held_out=None):
-    """-> a function from x [n, D] to classes [n]."""
+    """-> a function from x [n, D] to classes [n].
+
+    SentEval stops after 100 iterations, scikit-learn's default, on some tasks before convergence.
+    """
     return LogisticRegression(C=strength, max_iter=1000).fit(x, y).predict
 
 

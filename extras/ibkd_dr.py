@@ -5,8 +5,10 @@ the passages that the teacher finds for it and that do not answer it. Every tent
 kept for dev: its MRR@10 (mean reciprocal rank x 100) chooses the best student. Losses, model and
 loops are those of ibkd.py; the defaults are those of retrieval in the paper's Table 1.
 
-  python -m extras.ibkd_dr --student nreimers/MiniLM-L6-H384-uncased        the paper's setting
   python -m extras.ibkd_dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
+  python -m extras.ibkd_dr --teacher Luyu/co-condenser-marco-retriever --teacher-pooling cls
+      --teacher-similarity dot --test-split dev --student nreimers/MiniLM-L6-H384-uncased
+                                                                            the paper's setting
 """
 
 import ibkd
@@ -48,17 +50,19 @@ class Retrieval:
         passages = [encoder.passage_prompt + text for text in self.passages]
         return passages + [encoder.query_prompt + text for text in self.queries]
 
-    def examples(self, vectors):
+    def similarity(self, encoder):
+        is_teacher = encoder.name == self.args.teacher
+        given = self.args.teacher_similarity if is_teacher else self.args.similarity
+        return eval_retrieval.similarity_of(encoder, given)
+
+    def examples(self, teacher, vectors):
         """vectors [P + Q, D], the teacher's -> stage 2's rows, for ibkd.finetune(): [n, 2 + K]."""
-        args = self.args
-        how = (args.hard_negatives, args.teacher_similarity, args.device)
+        how = (self.args.hard_negatives, self.similarity(teacher), self.args.device)
         return eval_retrieval.training_rows(vectors, self.answers, *how)
 
     def search(self, encoder, *data, depth=1000):
-        args = self.args
-        eval_retrieval.set_prompts(encoder, args)
-        is_teacher = encoder.name == args.teacher
-        similarity = args.teacher_similarity if is_teacher else args.similarity
+        eval_retrieval.set_prompts(encoder, self.args)
+        similarity = self.similarity(encoder)
         return eval_retrieval.evaluate(embed, [encoder, encoder], *data, similarity, depth)
 
     def dev_score(self, encoder):
@@ -87,8 +91,9 @@ def parse_args():
     prompt = "text before each {} (default: the prompt of this name in a model's folder)"
     add("--query-prompt", help=prompt.format("query"))
     add("--passage-prompt", help=prompt.format("passage"))
-    measures = ("cosine", "dot")
-    add("--similarity", choices=measures, default="cosine", help=f"ranks passages {is_default}")
+    measures = eval_retrieval.MEASURES
+    ranks = "ranks passages (default: what a model's folder states, or cosine)"
+    add("--similarity", choices=measures, help=ranks)
     add("--teacher-similarity", choices=measures, help="(default: --similarity)")
     negatives = "passages per answer (default: %(default)s; paper §4.3)"
     add("--hard-negatives", type=in_range(int, 1), default=8, help=negatives)
@@ -125,7 +130,7 @@ def main():
             del student.heads[kept:]  # W_proj, if stage 2 had begun
         else:
             run.scores["student before"] = task.scores(student)
-        examples = task.examples(targets)
+        examples = task.examples(teacher, targets)
         data = (task.texts(student), examples, task.dev_score)
         best_step, last_step = ibkd.finetune(student, *data, run, args)
         student = load_encoder(args.output, device=args.device)

@@ -23,7 +23,9 @@ notebook quantizes the linear layers with torch's quantize_dynamic(). See docs/d
   python -m extras.quantize MODEL --senteval senteval.tar --sets STS12,STS13,STS14,STS15,STS-B
 """
 
+import contextlib
 import importlib.util
+import io
 import logging
 import shutil
 import tempfile
@@ -65,7 +67,9 @@ def export(encoder, embed, file):
     axes = {0: "batch", 1: "length"}
     names = dict(input_names=INPUTS, output_names=OUTPUTS, dynamic_shapes=(axes, axes))
     encoder.forward = forward  # it is what torch exports of a module
-    program = torch.onnx.export(encoder, example, **names, dynamo=True, verbose=False)
+    silent = io.StringIO()  # torch prints the whole graph of a model that it cannot export
+    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+        program = torch.onnx.export(encoder, example, **names, dynamo=True, verbose=False)
     model = program.model_proto
     # ONNX Runtime transposes the weights of dense heads, and fails where their shapes are stated.
     del model.graph.value_info[:]
@@ -89,11 +93,14 @@ def write_blockwise(source, file, operator, bits, group_size):
     """Round the weights of an operator, "MatMul" or "Gather", with a scale per group of them."""
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
 
     axes = (("MatMul", 0), ("Gather", 1))  # along an output's weights, along a token's embedding
     options = dict(bits=bits, block_size=group_size, is_symmetric=True, quant_axes=axes)
     options |= dict(op_types_to_quantize=(operator,), accuracy_level=4)  # 4: int8 activations
-    quantizer = MatMulNBitsQuantizer(onnx.load(source), **options)
+    model = ONNXModel(onnx.load(source))
+    model.replace_gemm_with_matmul()  # dense heads are exported as Gemm, which it leaves alone
+    quantizer = MatMulNBitsQuantizer(model.model, **options)
     quantizer.process()
     quantizer.model.save_model_to_file(str(file))
 

@@ -216,11 +216,10 @@ def training_speed():
     return markdown(["layers", "sentences/s", "peak memory, GB"], rows)
 
 
-def parts():
-    """Scores with and without a part of a method, three seeds each."""
-    of_ibkd = ("IBKD: HSIC", "IBKD", "IBKD-no-HSIC")
+def parts(*compared):
+    """Scores with and without something, three seeds each."""
     rows = []
-    for part, name, without in (of_ibkd, ("KD: dropout of 0.1", "KD-dropout", "KD")):
+    for part, name, without in compared:
         averages = [scores(name, "avg"), scores(without, "avg")]
         rows.append([part, *averages, scores(name, "dev"), scores(without, "dev")])
     header = ["part", "avg with it", "without", "STS-B dev with it", "without"]
@@ -268,8 +267,8 @@ def all_tables():
     larger["student before"] = aligned["student before"]
     *before_1, (_, after_1) = RUNS["search-stage-1"].items()
     after = {"stage 1": after_1, "stages 1 and 2": final("search-stage-2")}
-    # Batches of ours had similar length in this row: --group-by-length was the default.
-    grouped = RUNS["speed-training"]["training, dropout 0.0"]
+    of_ibkd = ("IBKD: HSIC", "IBKD", "IBKD-no-HSIC")
+    of_kd = ("KD: dropout of 0.1", "KD-dropout", "KD")
     return {
         "own-teacher": student_table("model", teacher | before, own),
         "no-teacher": student_table("model", before, {"DistilFACE": "DistilFACE"}),
@@ -280,9 +279,10 @@ def all_tables():
         "megabytes": megabytes(),
         "sizes": sizes(),
         "int8": int8(),
-        "speed": plain_table({"training, dropout 0.0, --group-by-length": grouped}, ""),
+        "speed": plain_table(RUNS["speed-orders"], "order, batch, precision"),
+        "bf16": parts(("bf16, two layers", "bf16-two-layers", "layers-0-5-50k")),
         "training-speed": training_speed(),
-        "parts": parts(),
+        "parts": parts(of_ibkd, of_kd),
         "search": plain_table(dict(before_1) | after),
         "language": language(),
         "transfer": transfer(),

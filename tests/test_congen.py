@@ -64,6 +64,20 @@ def test_second_views_are_given_or_lack_words_but_never_all():
     assert congen.second_views(first, first[::-1], picked, [0, 1]) == expected
 
 
+@pytest.mark.parametrize(
+    "sentence", ["一个男人在弹吉他。", "ผู้ชายเล่นกีตาร์", "男がギターを弾いている。"]
+)
+def test_scripts_without_spaces_lose_characters(sentence):
+    """As many as words of other scripts, a tenth; the others stay in their order."""
+    random = np.random.default_rng(0)
+    views = [congen.delete_words(sentence, random) for _ in range(500)]
+    shares = [1 - len(view) / len(sentence) for view in views]
+    assert 0.07 < sum(shares) / 500 < 0.13 and views.count(sentence) < 350
+    for view in views:
+        rest = iter(sentence)
+        assert all(character in rest for character in view)
+
+
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_then_falls_to_zero():
     shares = [congen.warmup_linear(step, 95) for step in range(1, 96)]
     assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])

@@ -34,8 +34,10 @@ WRAPPERS = {
     r"results/onnx_scores\.py \S+": "-m",
     r"-m extras\.distributed ": "",
 }
-# results/make.py, teaching.py and tests take no arguments of their own.
-PROGRAM = re.compile(r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching)(\w+)\.py)")
+# results/make.py, teaching.py, overlap.py and tests have no options of their own.
+PROGRAM = re.compile(
+    r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching|overlap)(\w+)\.py)"
+)
 
 
 def blocks(language):
@@ -113,8 +115,9 @@ def reader(models_folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("reader")
     for name in ("bert-base-uncased", "bert-large-uncased", "distilbert-base-uncased"):
         shutil.copytree(models_folder / "bert", root / name)
-    for name in ("ckd-demo", "small"):
-        shutil.copytree(models_folder / "mean", root / "runs" / name)
+    for name in ("runs/ckd-demo", "runs/small", "my-encoder"):
+        shutil.copytree(models_folder / "mean", root / name)
+    shutil.copy(DEMO / "sentences.txt", root / "my-sentences.txt")
     student = dse.add_head(common.load_encoder(models_folder / "bert", "mean"), classes=1)
     dse.save_student(student, root / "runs" / "dse")
     shutil.copytree(DEMO / "beir", root / "BeIR" / "msmarco")

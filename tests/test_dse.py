@@ -11,7 +11,7 @@ import torch
 import transformers
 from conftest import Adam, alter, demo_sentences, dev_scores, losses, random_rows
 from processes import small_options
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 import common
 import dse
@@ -162,6 +162,29 @@ def test_nobody_is_asked_whether_to_run_the_code_of_a_teachers_folder(
     with pytest.raises(common.UserError, match="it must be a plain encoder, or predict 0, 1"):
         dse.load_cross_encoder(folder, "mrpc")
     assert not mark.exists()
+
+
+def test_a_cross_encoder_that_states_a_sigmoid_gives_scores_from_0_to_5(models_folder, tmp_path):
+    """As CrossEncoder of sentence-transformers saves one: its own prediction is from 0 to 1."""
+    theirs = CrossEncoder(str(models_folder / "bert"), num_labels=1, device="cpu")
+    theirs.save(str(tmp_path))
+    pairs = list(zip(demo_sentences(8), demo_sentences(16)[8:]))
+    teacher = dse.load_cross_encoder(tmp_path, "stsb").eval()
+    found = common.encode(dse.pair_logits, teacher, pairs)
+    assert difference(found[:, 0], 5 * theirs.predict(pairs)) < 1e-5
+
+
+def test_the_order_of_unnamed_classes_is_printed(models_folder, tmp_path, capsys):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        models_folder / "bert", num_labels=3
+    )
+    shutil.copytree(models_folder / "bert", tmp_path, dirs_exist_ok=True)
+    model.save_pretrained(tmp_path)
+    dse.load_cross_encoder(tmp_path, "mnli")
+    assert (
+        "have no names; they are taken as entailment, neutral, contradiction"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):

@@ -110,8 +110,8 @@ def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch):
     alter(folder / "config.json", dict(auto_map=own))
     alter(folder / "tokenizer_config.json", dict(auto_map=own))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # to whoever asks
-    load_encoder(folder)  # as a plain bert
-    alter(folder / "config.json", dict(model_type="own"))
-    with pytest.raises(UserError, match="own: "):
-        load_encoder(folder)
+    for change in (dict(), dict(model_type="own"), dict(auto_map={})):
+        alter(folder / "config.json", change)
+        with pytest.raises(UserError, match="own: "):
+            load_encoder(folder)
     assert not mark.exists()

@@ -82,6 +82,26 @@ def test_metrics_by_hand():
     assert retrieval.metrics(found, answers) == pytest.approx(expected, abs=1e-9)
 
 
+def test_an_answer_that_the_corpus_lacks_counts_as_one_that_is_not_found(beir, capsys):
+    """As in BEIR's ArguAna; it is no training example. Scores by the metrics' definitions."""
+    for split in ("train", "test"):
+        replace_in(beir / f"qrels/{split}.tsv", "q0\td50\t0\n", "q0\tnowhere\t3\n")
+    _, answers = retrieval.read_split(beir, "test")
+    assert answers[0] == {0: 2, 20: 1, -1: 3}
+    assert "the corpus lacks 1 of its passages" in capsys.readouterr().err
+    found = retrieval.metrics([[20, 0, *range(21, 60)]], answers[:1])
+    gain = 1 + 2 / math.log2(3)
+    ideal = 3 + 2 / math.log2(3) + 1 / 2
+    assert found["nDCG@10"] == pytest.approx(100 * gain / ideal)
+    assert (found["MRR@10"], found["Recall@100"]) == (100, pytest.approx(200 / 3))
+    _, _, training, _ = retrieval.read_training(beir, 2000)
+    assert training[0] == {0: 2, 20: 1}
+    for passage in range(60):
+        replace_in(beir / "corpus.jsonl", f'"d{passage}"', f'"other-{passage}"')
+    with pytest.raises(common.UserError, match="corpus.jsonl has none of its passages"):
+        retrieval.read_split(beir, "test")
+
+
 def test_every_tenth_training_query_is_for_dev(beir, monkeypatch):
     """They search the first passages and those that answer them.
 
@@ -141,9 +161,15 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
     texts = demo_sentences(60)
     queries = [without_two_words(text) for text in texts[:20]]
     plain, both = ("", ""), (prompts["query"], prompts["passage"])
+    stating_dot = tmp_path / "dot"
+    encoder = common.load_encoder(uneven)
+    encoder.stated = dict(similarity_fn_name="dot")
+    common.save_encoder(encoder, stating_dot)
     settings = {  # options, similarity, prompts
         (uneven,): (cosine, plain),
         (uneven, "--similarity", "dot"): (dot, plain),
+        (stating_dot,): (dot, plain),
+        (stating_dot, "--similarity", "cosine"): (cosine, plain),
         (bert, "--document-model", uneven): (cosine, plain),
         (prompted,): (cosine, both),
         (prompted, "--query-prompt", "one "): (cosine, ("one ", both[1])),
@@ -166,3 +192,4 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
         assert f"{scores['MRR@10']:.2f}" in printed
         found.append(round(scores["MRR@10"], 3))
     assert len(set(found)) == 5  # each option makes a difference
+    assert found[:2] == found[3:1:-1]  # a stated similarity counts as the option does

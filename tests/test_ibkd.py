@@ -183,7 +183,7 @@ def test_defaults_are_those_of_table_1_and_section_4_3(parse):
         assert (args.finetune_epochs, args.max_length) == (3, 128)
         assert (args.stage, args.dim) == ("both", None)
         assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
-    assert args.similarity == args.teacher_similarity == "cosine"
+    assert args.similarity is args.teacher_similarity is None  # what a folder states, or cosine
     assert args.hard_negatives == 8
     args = parse(ibkd, "--student", "x")
     assert args.train == args.triplets == "nli_for_simcse.csv"

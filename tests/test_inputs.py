@@ -2,16 +2,25 @@
 
 import gzip
 import importlib
+import io
 import math
 import re
 import shutil
 
+import numpy as np
 import pytest
 from conftest import DEMO, alter
 from processes import small_options
 
 import ckd
 import common
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
 
 FILES = {
     "empty.txt": b"",
@@ -27,6 +36,9 @@ FILES = {
     "equal.tsv": b"a\tb\t1\nc\td\t1\n",
     "one.tsv": b"a boy\n",
     "broken.tar": b"no tar",
+    "json.txt": b'{"text": "a boy"}\n{"text": "a man"}\na boy\ta man\t4.5\n',
+    "short.npy": npy(np.ones((2, 4), np.float32)),
+    "nan.npy": npy(np.full((6400, 4), np.nan)),
 }
 WORDS, LAYER_1 = "embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight"
 WEIGHTS, POOLING = "model.safetensors", "1_Pooling/config.json"
@@ -65,7 +77,18 @@ TABLE = [
     ("distilface", f"{FACE} --student-layers 0,2", "avg_last4 needs 4 layers, and it has 2"),
     # files that are not there
     ("ckd", f"{CKD} --teacher no/such", "huggingface.co/no/such"),
-    ("ckd", f"{CKD} --train {{missing.txt}}", "missing.txt"),
+    ("ckd", f"{CKD} --train {{missing.txt}}", "missing.txt: no such file or folder"),
+    ("ckd", f"{CKD} --train missing.txt", "missing.txt: no such file or folder"),
+    ("ckd", f"{CKD} --teacher {DEMO}/no", "no: no such file or folder"),
+    ("ckd", f"{CKD} --train {{json.txt}}", "json.txt: 3 of 3 lines are JSON or have columns"),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{empty.txt}}", "empty.txt: "),
+    (
+        "ckd",
+        f"{CKD} --student {{bert}} --teacher-embeddings {{short.npy}}",
+        "float32 [2, 4], and --train has",
+    ),
+    ("congen", f"{CKD} --student {{bert}} --teacher-embeddings {{nan.npy}}", "not finite"),
+    ("ckd", f"{TRAIN} {DEV} --student-layers 1 --teacher-embeddings x.npy", "needs --student"),
     ("ckd", f"{TRAIN} {CUT} --senteval {DEMO}", "STSBenchmark"),
     ("extras.ibkd_dr", f"{CUT} --beir {{bert}}", "corpus.jsonl"),
     ("extras.eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),

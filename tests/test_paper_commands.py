@@ -88,6 +88,7 @@ def reader(models_folder, translators, senteval, files, wordnet, tmp_path, monke
         return models_folder / [*kinds, "bert"][0]
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(common, "check_hub_name", lambda *_: None)  # for runs/NAME
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *at, **_: root / at[0] / at[1])
     tiny = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     monkeypatch.setattr(benchmark, "BERT_LARGE", tiny)

@@ -8,12 +8,14 @@ import re
 import shutil
 import time
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from conftest import ROOT, check_student, demo_lines, dev_scores, losses, outcome, rows
 from processes import SCRIPTS, finish, small_options, start
 from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
 
 import ckd
 import common
@@ -188,3 +190,25 @@ def test_a_run_leaves_the_best_student_for_everybody(
     best = max(score for (stage, _), score in scores.items() if stage == expected[-1][0])
     vectors = check_student(script, out, files / "dev.tsv", best, printed)
     assert vectors.shape[1] == dimension
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [("ckd", np.float64), ("congen", np.float32), ("ibkd", np.float16)]
+)
+def test_embeddings_of_another_program_train_as_the_teacher_itself(
+    call_main, models_folder, files, tmp_path, monkeypatch, name, dtype
+):
+    """The same losses; the teacher is neither loaded nor in the table."""
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    script = importlib.import_module(name)
+    data = ["--train", files / "sentences.txt", "--dev", files / "dev.tsv", "--max-steps", 4]
+    data += ["--student", models_folder / "bert", "--batch-size", 16]
+    call_main(script, *data, "--teacher", models_folder / "mean", "--output", tmp_path / "teacher")
+    theirs = SentenceTransformer(str(models_folder / "mean"), device="cpu")
+    file = tmp_path / "embeddings.npy"
+    np.save(file, theirs.encode(demo_lines("sentences.txt", 300)).astype(dtype))
+    options = ["--teacher-embeddings", file, "--output", tmp_path / "file"]
+    assert "| teacher" not in call_main(script, *data, "--teacher", "nowhere", *options)
+    tolerance = 1e-2 if dtype == np.float16 else 1e-5
+    expected = pytest.approx(losses(tmp_path / "teacher"), abs=tolerance)
+    assert losses(tmp_path / "file") == expected
