@@ -507,7 +507,7 @@ def load_transformer(encoder, folder, dropout, check):
         check_stated(folder, "sentence_*_config.json", settings)
     if (folder / "adapter_config.json").exists():
         refuse(folder, "it has an adapter, which is not merged into its weights")
-    if "AutoModel" in read_json(folder / "config.json", {}).get("auto_map", {}):
+    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
         refuse(folder, "config.json has auto_map, code of its own, which is never run")
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
