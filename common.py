@@ -498,6 +498,14 @@ def refuse(folder, problem):
     raise UserError(f"{folder}: {problem}; {otherwise}")
 
 
+def refuse_other_kinds(folder):
+    """Raise UserError for a transformer that is more than its configuration and weights say."""
+    if (folder / "adapter_config.json").exists():
+        refuse(folder, "it has an adapter, which is not merged into its weights")
+    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
+        refuse(folder, "config.json has auto_map, code of its own, which is never run")
+
+
 def load_transformer(encoder, folder, dropout, check):
     """Set `model`, in float32, `tokenizer` and `max_length`. Raises ValueError or UserError."""
     settings = {}
@@ -505,10 +513,7 @@ def load_transformer(encoder, folder, dropout, check):
         settings |= read_json(file, {})
     if check:
         check_stated(folder, "sentence_*_config.json", settings)
-    if (folder / "adapter_config.json").exists():
-        refuse(folder, "it has an adapter, which is not merged into its weights")
-    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
-        refuse(folder, "config.json has auto_map, code of its own, which is never run")
+    refuse_other_kinds(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
         raise ValueError("it has an encoder and a decoder, which is not supported")
@@ -943,8 +948,9 @@ def parse_options(parser, demo):
         has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if has_bf16 else "fp32"
     trains_in_bf16 = args.precision == "bf16" and args.device == "cpu"
+    has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # not in older torch
     # On a CPU that has bf16, the backward pass of the default attention is slow in it.
-    is_slow = trains_in_bf16 and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+    is_slow = trains_in_bf16 and has_bf16()
     LOADING["attn_implementation"] = "eager" if is_slow else None  # None: the default
     return args
 

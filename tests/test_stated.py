@@ -106,7 +106,8 @@ def test_a_stated_key_gives_equal_vectors_or_is_refused_by_name(folder, file, ke
     except UserError as error:
         line = str(error)
         assert "\n" not in line and str(folder) in line
-        assert key in line or str(value) in line or "Transformer" in line
+        is_word = not isinstance(value, bool | int)  # "4" is in many lines
+        assert key in line or (is_word and str(value) in line), line
         return
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert np.abs(common.encode(ckd.embed, encoder, TEXTS) - theirs).max() < 1e-5
