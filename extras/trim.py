@@ -3,21 +3,22 @@
 Use it where word embeddings are most of the model: in multilingual-e5-small, with 250,000 tokens,
 they are four fifths of the weights. Embeddings of kept tokens do not change. A removed word is
 split into several tokens, which changes the vectors of its sentences; texts unlike FILE are
-affected most (results/how-many-megabytes.md).
+affected most (results/how-many-megabytes.md, results/multilingual.md).
 
-    kept: special and added tokens, those of prompts, single characters and bytes, tokens
-    with a character that is not itself a token; and, up to N in all, the most frequent in FILE
+    kept: special and added tokens, those of prompts, bytes, the characters of FILE and of ASCII,
+    each as a token; and, up to N in all, the most frequent tokens of FILE
 
-So every text can still be tokenized, with one exception: WordPiece takes the longest token first,
-so a word with a character that is no token inside words may become unknown. WordPiece (BERT,
-MPNet) and Unigram (XLM-R, multilingual E5) can be cut. BPE is not supported: its tokens are merges
-of other tokens.
+So texts in the languages of FILE can still be tokenized. A word in another script becomes unknown,
+unless --all-characters keeps every single character. WordPiece (BERT, MPNet) takes the longest
+token first, so a word with a character that is no token inside words may become unknown, too.
+WordPiece and Unigram (XLM-R, multilingual E5) can be cut; BPE's tokens are merges of other tokens.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
   python ckd.py --objective kd --teacher my-encoder --student runs/trimmed --student-layers 1,4,5
 """
 
 import json
+import string
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,8 @@ def read_vocabulary(tokenizer):
     raise ValueError(f"its tokenizer is {kind}; only WordPiece and Unigram can be cut")
 
 
-def needed(tokens, prefix):
-    """Yield the ids of tokens that some text needs.
+def needed(tokens, prefix, characters):
+    """Yield the ids of tokens that texts of these characters need, and of bytes.
 
     tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram.
     """
@@ -48,22 +49,27 @@ def needed(tokens, prefix):
         inside = prefix and token.startswith(prefix) and token != prefix
         first = prefix if inside else ""
         text = token.removeprefix(first)
-        characters = [first + text[:1], *(prefix + character for character in text[1:])]
+        spelled = [first + text[:1], *(prefix + character for character in text[1:])]
         is_byte = token.startswith("<0x")  # of a character that Unigram does not know
-        if len(text) == 1 or is_byte or not known.issuperset(characters):
+        # These characters have no other token, here or at all.
+        alone = {text[k] for k in range(len(text)) if len(text) == 1 or spelled[k] not in known}
+        if is_byte or alone & characters:
             yield i
 
 
-def choose(encoder, tokenizer, tokens, counts, amount):
+def choose(encoder, tokenizer, tokens, counts, args):
     """-> {old id: new id}, in the old order. counts: of ids in the sentences. ValueError."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
     kept.update(encoder.tokenizer.all_special_ids)
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
-    kept.update(needed(tokens, tokenizer["model"].get("continuing_subword_prefix", "")))
-    if amount < len(kept):
-        raise ValueError(f"--tokens {amount} is too few: {len(kept)} must stay")
+    spelled = tokens if args.all_characters else tokens.keys() & np.flatnonzero(counts)
+    characters = set(string.printable).union(*(tokens[i] for i in spelled))
+    prefix = tokenizer["model"].get("continuing_subword_prefix", "")
+    kept.update(needed(tokens, prefix, characters))
+    if args.tokens < len(kept):
+        raise ValueError(f"--tokens {args.tokens} is too few: {len(kept)} must stay")
     frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
-    kept.update(frequent[: amount - len(kept)])
+    kept.update(frequent[: args.tokens - len(kept)])
     return {int(old): new for new, old in enumerate(sorted(kept))}
 
 
@@ -98,9 +104,12 @@ def cut_model(model, new):
 
 def row(encoder, ids, sentences):
     """A row of the table. ids: of all tokens of the sentences."""
+    vocabulary = encoder.tokenizer.get_vocab()
     return {
         "tokens": encoder.model.config.vocab_size,
+        "single characters": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
         "in use": len(np.unique(ids)),
+        "unknown": np.sum(ids == encoder.tokenizer.unk_token_id),
         "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
         "tokens per sentence": len(ids) / len(sentences),
     }
@@ -112,6 +121,7 @@ def parse_args():
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
     add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
+    add("--all-characters", action="store_true", help="keep those that FILE does not have, too")
     add("--output", required=True, help="a new folder")
     return parser.parse_args()
 
@@ -128,7 +138,7 @@ def main():
         ids = Tokens(encoder, sentences).ids
         rows = {"before": row(encoder, ids, sentences)}
         counts = np.bincount(ids, minlength=encoder.model.config.vocab_size)
-        new = choose(encoder, tokenizer, tokens, counts, args.tokens)
+        new = choose(encoder, tokenizer, tokens, counts, args)
         cut_tokenizer(tokenizer, tokens, new)
         cut_model(encoder.model, new)
         save_encoder(encoder, folder)

@@ -7,17 +7,24 @@
 DATA=${DATA:-data}  # the folder that results/data_sets.py writes
 T=${T:-sentence-transformers/all-MiniLM-L6-v2}
 M=${M:-sentence-transformers/all-mpnet-base-v2}
+E=${E:-intfloat/multilingual-e5-small}
 FIRST5K=runs/first5k.txt
+FIRST10K=runs/first10k.txt
 FIRST20K=runs/first20k.txt
 FIRST50K=runs/first50k.txt
 EN_DE=runs/train.en-de.tsv
 EN_DE_TEST=runs/test.en-de.tsv
 STSB_DEV=runs/sts-b-dev.tsv
 STSB_TEST=runs/sts-b-test.tsv
+DE_EN_20K=runs/de-en-20k.txt
+DE_EN_50K=runs/de-en-50k.txt
+DE_EN_300K=runs/de-en-300k.txt
+DE_EN_DEV=runs/de-en-dev.tsv
 SEED=0
 
 mkdir -p runs
 head -n 5000 $DATA/unlabeled.txt > $FIRST5K
+head -n 10000 $DATA/unlabeled.txt > $FIRST10K
 head -n 20000 $DATA/unlabeled.txt > $FIRST20K
 head -n 50000 $DATA/unlabeled.txt > $FIRST50K
 head -n -1000 $DATA/pairs.en-de.tsv > $EN_DE
@@ -25,6 +32,10 @@ tail -n 1000 $DATA/pairs.en-de.tsv > $EN_DE_TEST
 STSB=$(find -L $DATA/senteval -name STSBenchmark)
 awk -F '\t' -v OFS='\t' '{ print $6, $7, $5 }' $STSB/sts-dev.csv > $STSB_DEV
 awk -F '\t' -v OFS='\t' '{ print $6, $7, $5 }' $STSB/sts-test.csv > $STSB_TEST
+head -q -n 10000 $DATA/german/sentences.{de,en}.txt > $DE_EN_20K
+head -q -n 25000 $DATA/german/sentences.{de,en}.txt > $DE_EN_50K
+cat $DATA/german/sentences.{de,en}.txt > $DE_EN_300K
+cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
 
 ## own-teacher
 # KD: seeds 0, 1, 2
@@ -546,3 +557,100 @@ python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size
 python eval_sts.py $T runs/en-de --translations $EN_DE_TEST
 # en-de-before
 python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST
+
+## layers
+# layers-0-4-5
+python ckd.py --objective kd --teacher $T --student-layers 0,4,5 --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-4-5
+# layers-0-1-5
+python ckd.py --objective kd --teacher $T --student-layers 0,1,5 --train $FIRST20K \
+    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-1-5
+# mpnet-0-7-11
+python ckd.py --objective kd --teacher $M --student-layers 0,7,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-0-7-11
+# mpnet-0-10-11
+python ckd.py --objective kd --teacher $M --student-layers 0,10,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-0-10-11
+# mpnet-3-7-11
+python ckd.py --objective kd --teacher $M --student-layers 3,7,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-3-7-11
+# mpnet-1-4-11
+python ckd.py --objective kd --teacher $M --student-layers 1,4,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-1-4-11
+# mpnet-4-9-11
+python ckd.py --objective kd --teacher $M --student-layers 4,9,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-4-9-11
+# mpnet-5-7-11
+python ckd.py --objective kd --teacher $M --student-layers 5,7,11 --train $FIRST10K \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
+    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-5-7-11
+# e5-20k
+python -m extras.trim $E --train $DE_EN_300K --tokens 20000 --output runs/e5-20k
+# e5-0-10-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-10-11
+# e5-3-9-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,9,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-9-11
+# e5-0-4-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,4,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-4-11
+# e5-3-7-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,7,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-7-11
+# e5-1-4-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,4,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-4-11
+# e5-0-1-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,1,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-1-11
+
+## multilingual
+# e5-KD-8e-4
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 8e-4 \
+    --output runs/e5-KD-8e-4
+# e5-CKD-0.02
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 --queue-size 16384 \
+    --output runs/e5-CKD-0.02
+# e5-CKD-0.05
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --output runs/e5-CKD-0.05
+# e5-ConGen-0.02
+python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --lr 4e-4 --teacher-temperature 0.02 --student-temperature 0.02 \
+    --queue-size 16384 --head identity --output runs/e5-ConGen-0.02
+# e5-ConGen-0.05
+python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --lr 4e-4 --teacher-temperature 0.05 --student-temperature 0.05 \
+    --queue-size 16384 --head identity --output runs/e5-ConGen-0.05
+# e5-IBKD-0.02
+python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 \
+    --output runs/e5-IBKD-0.02
+# e5-IBKD-0.05
+python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 \
+    --output runs/e5-IBKD-0.05

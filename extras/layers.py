@@ -1,0 +1,76 @@
+"""Which layers should a student keep? Score cuts of a model before any training.
+
+Each cut keeps --keep layers of MODEL, the last one among them, and is scored untrained on the same
+--sample of --dev's pairs: all cuts where they are at most 100 (3 of 12 are 55); otherwise layers
+are removed one at a time, each time the one whose removal costs least. The table has the best ten.
+Training changes their order: train the first few and compare them on dev (results/layers.md).
+
+  python -m extras.layers sentence-transformers/all-MiniLM-L6-v2 --keep 3 --dev demo/dev.tsv
+"""
+
+import copy
+import math
+import random
+from itertools import combinations
+
+from tqdm import tqdm
+
+from common import BAR, ArgumentParser, UserError, in_range, run_main, table
+from common import keep_layers, load_encoder, read_scored_pairs, spearman
+from eval_sts import embed
+
+MOST_CUTS = 100
+
+
+def cut_copy(encoder, layers):
+    """A copy of the encoder with these layers alone; it shares the weights. Raises ValueError."""
+    shared = {id(part): part for part in (*encoder.parameters(), encoder.tokenizer)}
+    student = copy.deepcopy(encoder, shared)
+    keep_layers(student.model, ",".join(map(str, layers)))
+    return student
+
+
+def score_cuts(encoder, cuts, pairs):
+    """cuts: tuples of layers; pairs: scored -> {cut: Spearman x 100}. Raises UserError."""
+    scores = {}
+    for layers in tqdm(cuts, "cuts", leave=False, **BAR):
+        try:
+            student = cut_copy(encoder, layers)
+        except ValueError as error:  # ModernBERT needs its layer 0
+            refusal = error
+            continue
+        scores[layers] = spearman(embed, student, {"dev": pairs})["dev"]
+    if not scores:
+        raise UserError(f"{encoder.name}: {refusal}")
+    return scores
+
+
+def main():
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub name")
+    parser.add_argument("--keep", type=in_range(int, 1), required=True, help="number of layers")
+    parser.add_argument("--dev", metavar="FILE", required=True, help="scored pairs (TSV)")
+    sample = "pairs, drawn at random (default: %(default)s)"
+    parser.add_argument("--sample", type=in_range(int, 2), default=300, help=sample)
+    args = parser.parse_args()
+    pairs = read_scored_pairs(args.dev)
+    pairs = random.Random(0).sample(pairs, min(args.sample, len(pairs)))
+    encoder = load_encoder(args.model)
+    depth = encoder.model.config.num_hidden_layers
+    if args.keep >= depth:
+        raise UserError(f"--keep {args.keep}: {args.model} has {depth} layers; keep fewer")
+    *others, last = range(depth)
+    size = args.keep - 1  # besides the last
+    if math.comb(len(others), size) > MOST_CUTS:
+        size = len(others) - 1
+    while len(others) >= args.keep:
+        cuts = [(*kept, last) for kept in combinations(others, size)]
+        scores = score_cuts(encoder, cuts, pairs)
+        best, *_ = ranked = sorted(scores, key=scores.get, reverse=True)
+        others = best[:-1]
+        size -= 1
+    print(table({",".join(map(str, cut)): {"dev, untrained": scores[cut]} for cut in ranked[:10]}))
+
+
+if __name__ == "__main__":
+    run_main(main)
