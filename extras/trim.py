@@ -2,16 +2,13 @@
 
 Use it where word embeddings are most of the model: in multilingual-e5-small, with 250,000 tokens,
 they are four fifths of the weights. Embeddings of kept tokens do not change. A removed word is
-split into several tokens, which changes the vectors of its sentences; texts unlike FILE are
-affected most (results/how-many-megabytes.md, results/multilingual.md).
+split into several tokens, which changes its sentences' vectors (results/multilingual.md).
 
     kept: special and added tokens, those of prompts, bytes, the characters of FILE and of ASCII,
     each as a token; and, up to N in all, the most frequent tokens of FILE
 
-So texts in the languages of FILE can still be tokenized. A word in another script becomes unknown,
-unless --all-characters keeps every single character. WordPiece (BERT, MPNet) takes the longest
-token first, so a word with a character that is no token inside words may become unknown, too.
-WordPiece and Unigram (XLM-R, multilingual E5) can be cut; BPE's tokens are merges of other tokens.
+Words in another script become unknown, unless --all-characters keeps its characters. WordPiece
+(BERT, MPNet) and Unigram (XLM-R, multilingual E5) can be cut; BPE's tokens are merges of others.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
   python ckd.py --objective kd --teacher my-encoder --student runs/trimmed --student-layers 1,4,5
@@ -42,17 +39,17 @@ def read_vocabulary(tokenizer):
 def needed(tokens, prefix, characters):
     """Yield the ids of tokens that texts of these characters need, and of bytes.
 
-    tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram.
+    tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram. WordPiece takes the
+    longest token first, so a character may need a longer token than its own.
     """
     known = set(tokens.values())
     for i, token in tokens.items():
-        inside = prefix and token.startswith(prefix) and token != prefix
-        first = prefix if inside else ""
+        first = prefix if token.startswith(prefix) and token != prefix else ""
         text = token.removeprefix(first)
         spelled = [first + text[:1], *(prefix + character for character in text[1:])]
+        # Its characters that no other token could write.
+        alone = {c for c, other in zip(text, spelled) if other == token or other not in known}
         is_byte = token.startswith("<0x")  # of a character that Unigram does not know
-        # These characters have no other token, here or at all.
-        alone = {text[k] for k in range(len(text)) if len(text) == 1 or spelled[k] not in known}
         if is_byte or alone & characters:
             yield i
 
@@ -60,7 +57,6 @@ def needed(tokens, prefix, characters):
 def choose(encoder, tokenizer, tokens, counts, args):
     """-> {old id: new id}, in the old order. counts: of ids in the sentences. ValueError."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
-    kept.update(encoder.tokenizer.all_special_ids)
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     spelled = tokens if args.all_characters else tokens.keys() & np.flatnonzero(counts)
     characters = set(string.printable).union(*(tokens[i] for i in spelled))
@@ -115,7 +111,7 @@ def row(encoder, ids, sentences):
     }
 
 
-def parse_args():
+def main():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
@@ -123,11 +119,7 @@ def parse_args():
     add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
     add("--all-characters", action="store_true", help="keep those that FILE does not have, too")
     add("--output", required=True, help="a new folder")
-    return parser.parse_args()
-
-
-def main():
-    args = parse_args()
+    args = parser.parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(args.train)

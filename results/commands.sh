@@ -20,6 +20,9 @@ DE_EN_20K=runs/de-en-20k.txt
 DE_EN_50K=runs/de-en-50k.txt
 DE_EN_300K=runs/de-en-300k.txt
 DE_EN_DEV=runs/de-en-dev.tsv
+SCIFACT=$DATA/retrieval/scifact
+QNLI=$DATA/retrieval/qnli
+XQUAD=$DATA/german/xquad-en
 SEED=0
 
 mkdir -p runs
@@ -36,6 +39,40 @@ head -q -n 10000 $DATA/german/sentences.{de,en}.txt > $DE_EN_20K
 head -q -n 25000 $DATA/german/sentences.{de,en}.txt > $DE_EN_50K
 cat $DATA/german/sentences.{de,en}.txt > $DE_EN_300K
 cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
+
+# A BEIR folder's passages, their sentences, or the questions of its training split, one a line.
+texts() {
+    python - $1 $2 <<'END'
+import json, re, sys
+
+folder, kind = sys.argv[1:]
+def read(file):
+    return [json.loads(line) for line in open(f"{folder}/{file}", encoding="utf-8")]
+texts = [" ".join([row.get("title", ""), row["text"]]).strip() for row in read("corpus.jsonl")]
+if kind == "sentences":
+    texts = [part for text in texts for part in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9])", text)]
+if kind == "questions":
+    train = {line.split("\t")[0] for line in open(f"{folder}/qrels/train.tsv")}
+    texts = [row["text"] for row in read("queries.jsonl") if row["_id"] in train]
+print(*texts, sep="\n")
+END
+}
+texts $SCIFACT passages > runs/scifact-passages.txt  # 5,183
+texts $SCIFACT sentences > runs/scifact-sentences.txt  # 48,232
+texts $SCIFACT questions > runs/scifact-questions.txt  # 809
+# Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
+cd runs
+awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
+cat scifact-{passages,some}.txt > own-no-questions.txt
+cat own-no-questions.txt scifact-questions.txt > own.txt
+awk 'NR % 4 == 0' scifact-sentences.txt | head -n 10000 > own-sentences.txt
+awk 'NR % 5 > 0' scifact-sentences.txt | head -n 14008 > scifact-more.txt
+cat scifact-{passages,questions,more}.txt > own-all.txt
+for name in own own-no-questions own-sentences; do
+    cat first10k.txt $name.txt > $name-20k.txt
+done
+head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
+cd ..
 
 ## own-teacher
 # KD: seeds 0, 1, 2
@@ -654,3 +691,49 @@ python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-laye
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 \
     --output runs/e5-IBKD-0.05
+
+## own-text
+# text-general
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train $FIRST20K --max-length 64 --output runs/text-general
+# text-own
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-20k.txt --max-length 128 --output runs/text-own
+# text-own-64
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64
+# text-own-256
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256
+# text-own-no-questions
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-no-questions-20k.txt --max-length 128 --output runs/text-own-no-questions
+# text-own-sentences
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences
+# text-own-passages
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages
+# text-own-all
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-all.txt --max-length 128 --output runs/text-own-all
+# text-scifact
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all --beir $SCIFACT
+# text-qnli
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all --beir $QNLI
+# text-xquad
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all --beir $XQUAD

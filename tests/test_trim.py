@@ -91,11 +91,11 @@ def wordpiece(tmp_path):
     return save(tokenizer, "bert", "BertTokenizer", tmp_path, mask_token="[MASK]", **names)
 
 
-def run(call_main, model, sentences, tokens, folder):
+def run(call_main, model, sentences, tokens, folder, *more):
     """Trim to folder/trimmed -> the encoders before and after, what was printed."""
     file = folder / "sentences.txt"
     file.write_text("\n".join(sentences), "utf-8")
-    options = ["--train", file, "--tokens", tokens, "--output", folder / "trimmed"]
+    options = ["--train", file, "--tokens", tokens, "--output", folder / "trimmed", *more]
     printed = call_main(trim, model, *options)
     return common.load_encoder(model), common.load_encoder(folder / "trimmed"), printed
 
@@ -107,7 +107,9 @@ def pieces(encoder, text):
 def test_three_scripts_can_still_be_written(unigram, call_main, tmp_path):
     first = common.load_encoder(unigram)
     amount = len(first.tokenizer) - 8
-    before, after, _ = run(call_main, unigram, [SCRIPTS[0]] * 3 + [SCRIPTS[2]], amount, tmp_path)
+    sentences = [SCRIPTS[0]] * 3 + [SCRIPTS[2]]
+    options = (unigram, sentences, amount, tmp_path, "--all-characters")
+    before, after, _ = run(call_main, *options)
     assert len(after.tokenizer) == amount == after.model.config.vocab_size
     assert after.tokenizer.pad_token_id == before.tokenizer.pad_token_id  # positions count from it
     assert pieces(after, SCRIPTS[0]) == pieces(before, SCRIPTS[0])
@@ -118,6 +120,23 @@ def test_three_scripts_can_still_be_written(unigram, call_main, tmp_path):
         assert unknown == [text.count("щ")] * 2
         written = "".join(pieces(after, text)[1:-1]).replace("▁", " ").strip()
         assert written == text.replace("щ", "<unk>")
+
+
+def test_only_characters_of_the_sentences_stay(unigram, call_main, tmp_path):
+    """By hand: Latin and Cyrillic letters stay, Greek ones go; a Greek word is one unknown token."""
+    tokens = common.load_encoder(unigram).tokenizer.get_vocab()
+    in_use = 5 + len({word for text in SCRIPTS[:4] for word in text.split()})
+    amount = in_use + len(set("".join(SCRIPTS[:4])))  # "▁" for the space
+    before, after, printed = run(call_main, unigram, SCRIPTS[:4], amount, tmp_path)
+    letters = {token for token in tokens if len(token) == 1}
+    gone = letters - set(after.tokenizer.get_vocab())
+    assert gone == {letter for letter in letters if "α" <= letter <= "ω" or letter in "άέήίόύώ"}
+    assert pieces(after, "γάτα mat γάτα") == ["<s>", "▁", "<unk>", "▁mat", "▁", "<unk>", "</s>"]
+    counts = [[cell.strip() for cell in line.split("|")[2:6]] for line in printed.splitlines()]
+    assert counts[0][1] == "single characters" and counts[0][3] == "unknown"
+    assert int(float(counts[2][1])) - int(float(counts[3][1])) == len(gone)
+    assert float(counts[2][3]) == float(counts[3][3]) == 0
+    assert np.isfinite(common.encode(embed, after, SCRIPTS)).all()
 
 
 @pytest.mark.parametrize("name", ["unigram", "wordpiece"])
@@ -144,14 +163,15 @@ def test_frequent_tokens_stay(wordpiece, call_main, tmp_path):
     tokens = common.load_encoder(wordpiece).tokenizer.get_vocab()
     amount = len(tokens) - 5  # aa, bb, cc and, of the, cat, dog, all but one
     texts = ["the dog", "the cat", "the", "dogs"]
-    before, after, printed = run(call_main, wordpiece, texts, amount, tmp_path)
+    options = (wordpiece, texts, amount, tmp_path, "--all-characters")
+    before, after, printed = run(call_main, *options)
     assert set(tokens) - set(after.tokenizer.get_vocab()) == {"aa", "bb", "cc", "cat", "dog"}
     assert pieces(after, "the cafß") == ["[CLS]", "the", "cafß", "[SEP]"]
     assert pieces(after, "dog") == ["[CLS]", "d", "##o", "##g", "[SEP]"]
     # [CLS], [SEP] (4 each), the (3), s (1) of 15 tokens stay; then 2 + 2 + 2 more
-    before, after = [line.split("|")[3:7] for line in printed.splitlines()[2:]]
+    before, after = [line.split("|")[4:9] for line in printed.splitlines()[2:]]
     assert float(before[0]) == 6  # [CLS], [SEP], the, dog, cat, ##s
-    assert float(before[2]) == 3.75 and [float(cell) for cell in after[2:]] == [5.25, 80.0]
+    assert float(before[3]) == 3.75 and [float(cell) for cell in after[3:]] == [5.25, 80.0]
 
 
 def test_what_cannot_be_cut(unigram, wordpiece, fails, tmp_path):
@@ -174,7 +194,8 @@ def test_what_cannot_be_cut(unigram, wordpiece, fails, tmp_path):
 def test_a_real_tokenizer(call_main, tmp_path):
     """all-MiniLM-L6-v2: no token becomes [UNK], at the beginning of a word or inside it."""
     texts = demo_sentences(500)
-    before, after, _ = run(call_main, common.MINILM, texts, 4000, tmp_path)
+    options = (common.MINILM, texts, 4000, tmp_path, "--all-characters")
+    before, after, _ = run(call_main, *options)
     vectors = [common.encode(embed, encoder, texts) for encoder in (before, after)]
     assert np.allclose(*vectors, atol=1e-6)
     special = {*before.tokenizer.all_special_tokens}
