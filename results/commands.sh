@@ -39,6 +39,7 @@ head -q -n 10000 $DATA/german/sentences.{de,en}.txt > $DE_EN_20K
 head -q -n 25000 $DATA/german/sentences.{de,en}.txt > $DE_EN_50K
 cat $DATA/german/sentences.{de,en}.txt > $DE_EN_300K
 cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
+awk -F '\t' -v OFS='\t' '{ print "query: " $1, "query: " $2, $3 }' $DE_EN_DEV > runs/prompted-dev.tsv
 
 # A BEIR folder's passages, their sentences, or the questions of its training split, one a line.
 texts() {
@@ -61,6 +62,14 @@ texts $SCIFACT passages > runs/scifact-passages.txt  # 5,183
 texts $SCIFACT sentences > runs/scifact-sentences.txt  # 48,232
 texts $SCIFACT questions > runs/scifact-questions.txt  # 809
 # Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
+# E5's two prompts by turns, and the passages of XQuAD-R.
+for language in de en; do
+    texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
+done > runs/xquad-passages.txt
+prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
+prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
+head -q -n 75000 $DATA/german/sentences.{de,en}.txt > runs/de-en-150k.txt
+prompted runs/de-en-150k.txt | cat - runs/xquad-passages.txt > runs/prompted-150k.txt
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
 cat scifact-{passages,some}.txt > own-no-questions.txt
@@ -691,6 +700,39 @@ python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-laye
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 \
     --output runs/e5-IBKD-0.05
+# e5-plain
+python results/default_prompt.py $E runs/e5-plain
+# e5-plain-20k
+python results/default_prompt.py runs/e5-20k runs/e5-plain-20k
+# e5-six-50k
+python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
+    --train $DE_EN_50K --dev $DE_EN_DEV --max-length 64 --eval-steps 391 --output runs/e5-six-50k
+# e5-six-prompts-50k
+python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
+    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
+    --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-six-prompts-50k
+# e5-six-prompts-150k
+python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
+    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
+    --train runs/prompted-150k.txt --eval-steps 800 --output runs/e5-six-prompts-150k
+# e5-three-50k
+python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
+    --train $DE_EN_50K --dev $DE_EN_DEV --max-length 64 --eval-steps 391 \
+    --output runs/e5-three-50k
+# e5-three-prompts-50k
+python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
+    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
+    --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
+# e5-three-prompts-150k
+python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
+    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
+    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
+    --train runs/prompted-150k.txt --eval-steps 800 --output runs/e5-three-prompts-150k
 
 ## own-text
 # text-general
