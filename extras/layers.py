@@ -1,9 +1,8 @@
 """Which layers should a student keep? Score cuts of a model before any training.
 
-Each cut keeps --keep layers of MODEL, the last one among them, and is scored untrained on the same
---sample of --dev's pairs: all cuts where they are at most 100 (3 of 12 are 55); otherwise layers
-are removed one at a time, each time the one whose removal costs least. The table has the best ten.
-Training changes their order: train the first few and compare them on dev (results/layers.md).
+Each cut keeps --keep layers, the last one among them, and is scored on the same --sample of pairs:
+all cuts, where they are at most 100 (3 of 12 are 55); otherwise the layer that costs least is
+removed, until --keep are left. Training changes the order of the printed ten (results/layers.md).
 
   python -m extras.layers sentence-transformers/all-MiniLM-L6-v2 --keep 3 --dev demo/dev.tsv
 """
@@ -11,6 +10,7 @@ Training changes their order: train the first few and compare them on dev (resul
 import copy
 import math
 import random
+from contextlib import suppress
 from itertools import combinations
 
 from tqdm import tqdm
@@ -34,14 +34,11 @@ def score_cuts(encoder, cuts, pairs):
     """cuts: tuples of layers; pairs: scored -> {cut: Spearman x 100}. Raises UserError."""
     scores = {}
     for layers in tqdm(cuts, "cuts", leave=False, **BAR):
-        try:
+        with suppress(ValueError):  # ModernBERT needs its layer 0
             student = cut_copy(encoder, layers)
-        except ValueError as error:  # ModernBERT needs its layer 0
-            refusal = error
-            continue
-        scores[layers] = spearman(embed, student, {"dev": pairs})["dev"]
+            scores[layers] = spearman(embed, student, {"dev": pairs})["dev"]
     if not scores:
-        raise UserError(f"{encoder.name}: {refusal}")
+        raise UserError(f"{encoder.name}: its layers cannot be cut")
     return scores
 
 
@@ -50,8 +47,7 @@ def main():
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name")
     parser.add_argument("--keep", type=in_range(int, 1), required=True, help="number of layers")
     parser.add_argument("--dev", metavar="FILE", required=True, help="scored pairs (TSV)")
-    sample = "pairs, drawn at random (default: %(default)s)"
-    parser.add_argument("--sample", type=in_range(int, 2), default=300, help=sample)
+    parser.add_argument("--sample", type=in_range(int, 2), default=300, help="pairs (default: 300)")
     args = parser.parse_args()
     pairs = read_scored_pairs(args.dev)
     pairs = random.Random(0).sample(pairs, min(args.sample, len(pairs)))
@@ -60,15 +56,14 @@ def main():
     if args.keep >= depth:
         raise UserError(f"--keep {args.keep}: {args.model} has {depth} layers; keep fewer")
     *others, last = range(depth)
-    size = args.keep - 1  # besides the last
-    if math.comb(len(others), size) > MOST_CUTS:
-        size = len(others) - 1
-    while len(others) >= args.keep:
+    sizes = [args.keep - 1]
+    if math.comb(depth - 1, args.keep - 1) > MOST_CUTS:
+        sizes = range(depth - 2, args.keep - 2, -1)
+    for size in sizes:
         cuts = [(*kept, last) for kept in combinations(others, size)]
         scores = score_cuts(encoder, cuts, pairs)
-        best, *_ = ranked = sorted(scores, key=scores.get, reverse=True)
-        others = best[:-1]
-        size -= 1
+        ranked = sorted(scores, key=scores.get, reverse=True)
+        *others, _ = ranked[0]
     print(table({",".join(map(str, cut)): {"dev, untrained": scores[cut]} for cut in ranked[:10]}))
 
 

@@ -55,6 +55,13 @@ def expand(command, data):
     return [sys.executable if word == "python" else word for word in words]
 
 
+def with_public_names(text):
+    """A printed table, with $T's name on the Hub where its folder on this machine stands."""
+    for name, public in VARIABLE.findall(PREPARATION):
+        text = text.replace(os.environ.get(name, public), public)
+    return text
+
+
 def prepare(data):
     """Write the files of first sentences, translations and pairs, as commands.sh says."""
     environment = os.environ | dict(DATA=data)
@@ -101,7 +108,7 @@ def execute(run, words):
         return None
     outcome = dict(peak_memory_MB=usage.ru_maxrss // 1000)
     if "--seed" not in words:  # it does not train
-        return outcome | dict(scores=tables(text))
+        return outcome | dict(scores=tables(with_public_names(text)))
     folder = Path("runs") / run
     speed = training_speed(folder)
     return outcome | dict(sentences_per_second=speed, scores=scores_of(folder))
