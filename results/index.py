@@ -1,4 +1,4 @@
-"""Search a smaller index: queries by each MODEL, passages by the teacher, in fewer dimensions, bits.
+"""Search a smaller index: queries by each model, passages by the teacher, in fewer dimensions.
 
   python results/index.py --beir FOLDER TEACHER STUDENT ...
 

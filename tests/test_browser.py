@@ -16,12 +16,12 @@ from eval_sts import embed
 from extras import quantize
 
 PAGE = ROOT / "demo" / "browser"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which("chromium")
 REPORT = """<script type="module">
   const report = () => fetch("/report", { method: "POST", body: document.body.innerText });
   new MutationObserver(report).observe(document.getElementById("status"), { childList: true });
 </script>"""
-FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --remote-debugging-port=0".split()
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0")
 
 
 class Server(http.server.SimpleHTTPRequestHandler):

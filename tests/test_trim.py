@@ -123,7 +123,7 @@ def test_three_scripts_can_still_be_written(unigram, call_main, tmp_path):
 
 
 def test_only_characters_of_the_sentences_stay(unigram, call_main, tmp_path):
-    """By hand: Latin and Cyrillic letters stay, Greek ones go; a Greek word is one unknown token."""
+    """By hand: Latin and Cyrillic letters stay; a Greek word becomes one unknown token."""
     tokens = common.load_encoder(unigram).tokenizer.get_vocab()
     in_use = 5 + len({word for text in SCRIPTS[:4] for word in text.split()})
     amount = in_use + len(set("".join(SCRIPTS[:4])))  # "▁" for the space
