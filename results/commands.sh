@@ -68,8 +68,8 @@ for language in de en; do
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
-head -q -n 75000 $DATA/german/sentences.{de,en}.txt > runs/de-en-150k.txt
-prompted runs/de-en-150k.txt | cat - runs/xquad-passages.txt > runs/prompted-150k.txt
+head -q -n 50000 $DATA/german/sentences.{de,en}.txt > runs/de-en-100k.txt
+prompted runs/de-en-100k.txt | cat - runs/xquad-passages.txt > runs/prompted-100k.txt
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
 cat scifact-{passages,some}.txt > own-no-questions.txt
@@ -721,11 +721,11 @@ python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-s
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
     --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-six-prompts-50k
-# e5-six-prompts-150k
+# e5-six-prompts-100k
 python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-150k.txt --eval-steps 800 --output runs/e5-six-prompts-150k
+    --train runs/prompted-100k.txt --eval-steps 800 --output runs/e5-six-prompts-100k
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
@@ -736,11 +736,11 @@ python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
     --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
-# e5-three-prompts-150k
+# e5-three-prompts-100k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-150k.txt --eval-steps 800 --output runs/e5-three-prompts-150k
+    --train runs/prompted-100k.txt --eval-steps 800 --output runs/e5-three-prompts-100k
 
 ## own-text
 # text-general
@@ -755,10 +755,6 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-20k.txt --max-length 64 --output runs/text-own-64
-# text-own-256
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256
 # text-own-no-questions
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
@@ -776,14 +772,11 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-all.txt --max-length 128 --output runs/text-own-all
 # text-scifact
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
     runs/text-own-all --beir $SCIFACT
 # text-qnli
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
     runs/text-own-all --beir $QNLI
 # text-xquad
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-256 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
     runs/text-own-all --beir $XQUAD
