@@ -39,7 +39,8 @@ head -q -n 10000 $DATA/german/sentences.{de,en}.txt > $DE_EN_20K
 head -q -n 25000 $DATA/german/sentences.{de,en}.txt > $DE_EN_50K
 cat $DATA/german/sentences.{de,en}.txt > $DE_EN_300K
 cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
-awk -F '\t' -v OFS='\t' '{ print "query: " $1, "query: " $2, $3 }' $DE_EN_DEV > runs/prompted-dev.tsv
+PROMPTED='{ print "query: " $1, "query: " $2, $3 }'
+awk -F '\t' -v OFS='\t' "$PROMPTED" $DE_EN_DEV > runs/prompted-dev.tsv
 
 # A BEIR folder's passages, their sentences, or the questions of its training split, one a line.
 texts() {
@@ -772,11 +773,14 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-all.txt --max-length 128 --output runs/text-own-all
 # text-scifact
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all --beir $SCIFACT
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
+    --beir $SCIFACT
 # text-qnli
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all --beir $QNLI
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
+    --beir $QNLI
 # text-xquad
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all --beir $XQUAD
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
+    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
+    --beir $XQUAD

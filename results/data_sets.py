@@ -11,8 +11,13 @@
 | pairs.en-de.tsv (translations)          | Multi30k, task 1, train                            |
 | nli_triplets.csv, glue/MRPC, glue/STS-B | SNLI dev, MRPC, STSBenchmark of senteval/          |
 | retrieval/qnli (a BEIR folder)          | SetFit/qnli: dev and test                          |
+| retrieval/scifact (a BEIR folder)       | BeIR/scifact and BeIR/scifact-qrels                |
+| german/: STS-B, news, xquad-de, -en     | stsb-multi-mt, NTREX-128, XQuAD-R of LAReQA        |
+| german/sentences.{de,en}.txt            | Multi30k, task 2, train; unlabeled.txt; Tatoeba, by|
+|                                         | way of manythings.org                              |
 
-Multi30k and WikiSplit are on GitHub, the others on the Hub; the licences are the data sets' own.
+QNLI and SciFact are on the Hub, Tatoeba on manythings.org, the others on GitHub; the licences are
+the data sets' own. german/sentences.* cannot be the same as ours: Tatoeba's file changes.
 No sentence of unlabeled.txt and pairs.tsv is in senteval/; normalized() says when two are the same.
 A table at the end says which files have the same bytes as those that results/ was measured with.
 The downloads could not be tried: there was no network.
@@ -25,9 +30,11 @@ import hashlib
 import io
 import json
 import random
+import re
 import shutil
 import sys
 import urllib.request
+import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -36,6 +43,12 @@ import common
 GITHUB = "https://raw.githubusercontent.com"
 MULTI30K = f"{GITHUB}/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data"
 WIKISPLIT = f"{GITHUB}/google-research-datasets/wiki-split/80f5bddf42d1a68201b7b107ee4b8d86d82e9fde"
+STSB_MULTI = f"{GITHUB}/PhilipMay/stsb-multi-mt/30de0dec4ee199b7f42351d3f1a0b19592955385/data"
+NTREX = f"{GITHUB}/MicrosoftTranslator/NTREX/8561f6a622db9edad1217683e5c83daefd8bb2bf/NTREX-128"
+XQUAD = f"{GITHUB}/google-research-datasets/lareqa/9bc8c7fb6dd8d01d72a05a93c2cb96882b0d299c/xquad-r"
+TATOEBA = "https://www.manythings.org/anki/deu-eng.zip"
+GERMAN = (68_913, 81_087)  # captions, and sentences of Tatoeba
+ENGLISH = (110_000, 40_000)  # of unlabeled.txt, and of Tatoeba
 SHORTEST = 4  # words of a sentence
 MRPC_DEV = 408  # pairs
 QNLI_TEST = 0.3  # of the questions
@@ -58,6 +71,23 @@ MEASURED = {  # file: the first digits of its sha256
     "retrieval/qnli/queries.jsonl": "b4d23b2ee86b",
     "retrieval/qnli/qrels/train.tsv": "cc0148192019",
     "retrieval/qnli/qrels/test.tsv": "ee75ab22fd1f",
+    "retrieval/scifact/corpus.jsonl": "f0d32db0d156",
+    "retrieval/scifact/queries.jsonl": "9db7df096f74",
+    "retrieval/scifact/qrels/train.tsv": "ac0902d9b1cb",
+    "retrieval/scifact/qrels/test.tsv": "68c0ac63f1c2",
+    "german/stsb-de-dev.tsv": "a7ee1f552653",
+    "german/stsb-de-test.tsv": "95211d0852a1",
+    "german/stsb-en-dev.tsv": "a5a9077d9d6c",
+    "german/stsb-en-test.tsv": "39aefddbedb8",
+    "german/news.en-de.tsv": "a1f8875f74be",
+    "german/xquad-de/corpus.jsonl": "e3c76c1f3690",
+    "german/xquad-de/queries.jsonl": "f04a7c389848",
+    "german/xquad-de/qrels/test.tsv": "661437dcd76a",
+    "german/xquad-en/corpus.jsonl": "0b1278489385",
+    "german/xquad-en/queries.jsonl": "46f07c0a9ee8",
+    "german/xquad-en/qrels/test.tsv": "25c3090cb84e",
+    "german/sentences.de.txt": "39beec3bad4f",
+    "german/sentences.en.txt": "f44847ef77e5",
 }
 
 
@@ -157,6 +187,50 @@ def qnli(dev, test):
     }
 
 
+def joined(text):
+    """The text with one space where it has several, or others."""
+    return " ".join(text.split())
+
+
+def scored_pairs(lines):
+    """CSV of sentence, sentence, score -> tab-separated lines."""
+    return ["\t".join(map(joined, row)) for row in csv.reader(lines)]
+
+
+def news(english, german):
+    return [f"{joined(first)}\t{joined(second)}" for first, second in zip(english, german)]
+
+
+def xquad(articles):
+    """XQuAD-R's articles -> {file of a BEIR folder: lines}. A sentence with an answer is its own."""
+    names = {}
+    queries = []
+    qrels = ["query-id\tcorpus-id\tscore"]
+    for paragraph in [part for article in articles for part in article["paragraphs"]]:
+        sentences = [joined(text) for text in paragraph["sentences"]]
+        for text in sentences:
+            names.setdefault(text, f"p{len(names)}")
+        for question in paragraph["qas"]:
+            start = question["answers"][0]["answer_start"]
+            ends = [end for _, end in paragraph["sentence_breaks"]]
+            sentence = next(text for text, end in zip(sentences, ends) if start < end)
+            queries.append(dict(_id=question["id"], text=joined(question["question"])))
+            qrels.append(f"{question['id']}\t{names[sentence]}\t1")
+    corpus = [dict(_id=name, title="", text=text) for text, name in names.items()]
+    rows = {"corpus.jsonl": corpus, "queries.jsonl": queries}
+    files = {file: [json.dumps(row, ensure_ascii=False) for row in rows[file]] for file in rows}
+    return files | {"qrels/test.tsv": qrels}
+
+
+def mixed(sources, counts, evaluated):
+    """The first `count` usable sentences of each source, after a shuffle -> all, shuffled."""
+    chosen = []
+    for lines, count in zip(sources, counts):
+        usable = [text for text in sorted(set(lines)) if normalized(text) not in evaluated]
+        chosen += shuffled(usable)[:count]
+    return shuffled(chosen)
+
+
 # ---- Downloads and files -------------------------------------------------------------------------
 
 
@@ -167,8 +241,10 @@ def lines_of(data):
 
 
 def download(url):
-    with common.one_line_errors(url, "it is downloaded from GitHub"):
+    with common.one_line_errors(url, "it is downloaded"):
         data = urllib.request.urlopen(url, timeout=60).read()
+        if url.endswith(".zip"):
+            data = zipfile.ZipFile(io.BytesIO(data)).read("deu.txt")
         return lines_of(gzip.decompress(data) if url.endswith(".gz") else data)
 
 
@@ -213,11 +289,42 @@ def from_github(evaluated):
 
 
 def from_hub():
-    """-> {file: lines} of what QNLI has."""
+    """-> {file: lines} of what QNLI and SciFact have."""
     files = ("validation.jsonl", "test.jsonl")
     places = [common.download("SetFit/qnli", file) for file in files]
     files = qnli(*[lines_of(path.read_bytes()) for path in places])
-    return {f"retrieval/qnli/{name}": lines for name, lines in files.items()}
+    files = {f"retrieval/qnli/{name}": lines for name, lines in files.items()}
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        packed = common.download("BeIR/scifact", f"{name}.gz").read_bytes()
+        files[f"retrieval/scifact/{name}"] = lines_of(gzip.decompress(packed))
+    for split in ("train", "test"):
+        path = common.download("BeIR/scifact-qrels", f"{split}.tsv")
+        files[f"retrieval/scifact/qrels/{split}.tsv"] = lines_of(path.read_bytes())
+    return files
+
+
+def of_two_languages(unlabeled):
+    """-> {file: lines} of german/. unlabeled: the lines of unlabeled.txt."""
+    files = {}
+    for language in ("de", "en"):
+        for split in ("dev", "test"):
+            name = f"stsb-{language}-{split}"
+            files[f"german/{name}.tsv"] = scored_pairs(download(f"{STSB_MULTI}/{name}.csv"))
+        articles = json.loads(" ".join(download(f"{XQUAD}/{language}.json")))["data"]
+        for name, lines in xquad(articles).items():
+            files[f"german/xquad-{language}/{name}"] = lines
+    sides = ("src.eng", "ref.deu")
+    files["german/news.en-de.tsv"] = news(
+        *[download(f"{NTREX}/newstest2019-{side}.txt") for side in sides]
+    )
+    lines = [line for file in files.values() for line in file]
+    evaluated = {normalized(cell) for line in lines for cell in re.split(r'[\t"]', line)}
+    captions = [download(f"{MULTI30K}/task2/raw/train.{part}.de.gz") for part in range(1, 6)]
+    english, german = zip(*[line.split("\t")[:2] for line in download(TATOEBA)])
+    sources = {"de": ((sum(captions, []), german), GERMAN), "en": ((unlabeled, english), ENGLISH)}
+    for language, (texts, counts) in sources.items():
+        files[f"german/sentences.{language}.txt"] = mixed(texts, counts, evaluated)
+    return files
 
 
 def write(folder, files):
@@ -248,6 +355,7 @@ def main():
     write(folder, from_senteval(senteval))
     write(folder, from_github(evaluation_sentences(senteval)))
     write(folder, from_hub())
+    write(folder, of_two_languages(lines_of((folder / "unlabeled.txt").read_bytes())))
 
 
 if __name__ == "__main__":
