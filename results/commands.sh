@@ -63,14 +63,14 @@ texts $SCIFACT passages > runs/scifact-passages.txt  # 5,183
 texts $SCIFACT sentences > runs/scifact-sentences.txt  # 48,232
 texts $SCIFACT questions > runs/scifact-questions.txt  # 809
 # Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
-# E5's two prompts by turns, and the passages of XQuAD-R.
+# E5's two prompts by turns, and the passages of XQuAD-R, with 100,000 sentences three times.
 for language in de en; do
     texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
 head -q -n 50000 $DATA/german/sentences.{de,en}.txt > runs/de-en-100k.txt
-prompted runs/de-en-100k.txt | cat - runs/xquad-passages.txt > runs/prompted-100k.txt
+prompted runs/de-en-100k.txt | cat - runs/xquad-passages.txt{,,} > runs/prompted-100k.txt
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
 cat scifact-{passages,some}.txt > own-no-questions.txt

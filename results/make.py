@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 plt.switch_backend("agg")
 plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbelow": True})
 HERE = Path(__file__).parent
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 COLUMNS = ("avg", "dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 OWN = "KD CKD IBKD ConGen SEED PKD MetaKD L2 Dual-L2 SKD CRD HPD DistilFACE"
 FAR = "KD-aligned CKD-aligned CKD ConGen IBKD KD SEED L2 Dual-L2 SKD CRD HPD PKD"
@@ -45,6 +46,20 @@ CURVE = {  # student, teacher, loss: the runs with these amounts, or "-"
     "three layers, the larger one, KD": "three-M-KD-20k three-M-KD-50k three-M-KD-182k "
     "three-M-KD-3x182k",
     "three layers, the larger one, CKD": "three-M-CKD-20k - - -",
+}
+CUTS = {  # runs that differ in the layers alone
+    "all-MiniLM-L6-v2": "layers-0-3-5 layers-0-4-5 layers-2-4-5 layers-1-4-5 KD-0",
+    "all-mpnet-base-v2": "mpnet-0-7-11 mpnet-0-10-11 mpnet-4-9-11 mpnet-1-4-11 mpnet-3-7-11",
+    "multilingual-e5-small": "e5-0-10-11 e5-3-9-11 e5-0-4-11 e5-1-4-11 e5-3-7-11",
+}
+OWN_TEXT = {  # title: run
+    "general sentences alone": "general",
+    "half SciFact's passages, sentences and questions": "own",
+    "the same, cut at 64 tokens": "own-64",
+    "half SciFact's passages and sentences": "own-no-questions",
+    "half SciFact's sentences": "own-sentences",
+    "a quarter SciFact's passages": "own-passages",
+    "SciFact's text alone": "own-all",
 }
 SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 FILES = {  # tokens: students, or the teacher
@@ -253,6 +268,41 @@ def transfer():
         accuracies = [row[task] for task in tasks]
         rows.append([name, *accuracies, mean(accuracies)])
     return markdown(["model", *tasks, "mean"], rows)
+
+
+def layer_order():
+    """STS-B dev before and after training, and the ranks, for cuts of three models."""
+    rows = []
+    for model, runs in CUTS.items():
+        found = {}
+        for run in runs.split():
+            layers = re.search(r"--student-layers (\S+)", LINES[run]["command"])[1]
+            found[layers] = (RUNS[run]["student before"]["dev"], final(run)["dev"])
+        orders = [sorted(found, key=lambda cut, i=i: -found[cut][i]) for i in (0, 1)]
+        for layers in orders[0]:
+            ranks = [str(1 + order.index(layers)) for order in orders]
+            rows.append([f"{model}: {layers}", *found[layers], *ranks])
+    header = ["model, layers", "dev, untrained", "trained", "rank, untrained", "trained"]
+    return markdown(header, rows)
+
+
+def found_in(names, titles):
+    """Search results of models, {title: name in the tables} -> {title: [score of each data set]}."""
+    keys = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
+    return {
+        title: [RUNS[f"{names}-{task}"][model][key] for task, key in keys.items()]
+        for title, model in titles.items()
+    }
+
+
+def own_text():
+    """SciFact, QNLI, XQuAD-R and STS-B dev by training text."""
+    titles = {"(the teacher)": MINILM}
+    titles |= {title: f"runs/text-{run}" for title, run in OWN_TEXT.items()}
+    devs = [TEACHER["dev"], *[final(f"text-{run}")["dev"] for run in OWN_TEXT.values()]]
+    rows = [[title, *row, dev] for (title, row), dev in zip(found_in("text", titles).items(), devs)]
+    header = ["20,000 texts", "SciFact nDCG@10", "QNLI MRR@10", "XQuAD-R MRR@10", "STS-B dev"]
+    return markdown(header, rows)
 
 
 def all_tables():
