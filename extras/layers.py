@@ -42,13 +42,17 @@ def score_cuts(encoder, cuts, pairs):
     return scores
 
 
-def main():
+def parse_args():
     parser = ArgumentParser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name")
     parser.add_argument("--keep", type=in_range(int, 1), required=True, help="number of layers")
     parser.add_argument("--dev", metavar="FILE", required=True, help="scored pairs (TSV)")
     parser.add_argument("--sample", type=in_range(int, 2), default=300, help="pairs (default: 300)")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
     pairs = read_scored_pairs(args.dev)
     pairs = random.Random(0).sample(pairs, min(args.sample, len(pairs)))
     encoder = load_encoder(args.model)

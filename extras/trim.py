@@ -1,8 +1,7 @@
 """Cut a model's word embeddings to the N tokens that your sentences use most.
 
-Use it where word embeddings are most of the model: in multilingual-e5-small, with 250,000 tokens,
-they are four fifths of the weights. Embeddings of kept tokens do not change. A removed word is
-split into several tokens, which changes its sentences' vectors (results/multilingual.md).
+In multilingual-e5-small, with 250,000 tokens, they are four fifths of the weights. A removed word
+is split into several tokens, which changes its sentences' vectors (results/multilingual.md).
 
     kept: special and added tokens, those of prompts, bytes, the characters of FILE and of ASCII,
     each as a token; and, up to N in all, the most frequent tokens of FILE
@@ -27,8 +26,7 @@ from common import Tokens, load_encoder, read_sentences, replacing, save_encoder
 
 def read_vocabulary(tokenizer):
     """tokenizer: the content of tokenizer.json -> {id: token}. Raises ValueError."""
-    kind = tokenizer["model"]["type"]
-    vocabulary = tokenizer["model"]["vocab"]
+    kind, vocabulary = tokenizer["model"]["type"], tokenizer["model"]["vocab"]
     if kind == "WordPiece":
         return {i: token for token, i in vocabulary.items()}
     if kind == "Unigram":
@@ -49,8 +47,7 @@ def needed(tokens, prefix, characters):
         spelled = [first + text[:1], *(prefix + character for character in text[1:])]
         # Its characters that no other token could write.
         alone = {c for c, other in zip(text, spelled) if other == token or other not in known}
-        is_byte = token.startswith("<0x")  # of a character that Unigram does not know
-        if is_byte or alone & characters:
+        if alone & characters or token.startswith("<0x"):  # a byte of an unknown character
             yield i
 
 
@@ -104,14 +101,13 @@ def row(encoder, ids, sentences):
     return {
         "tokens": encoder.model.config.vocab_size,
         "single characters": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
-        "in use": len(np.unique(ids)),
         "unknown": np.sum(ids == encoder.tokenizer.unk_token_id),
         "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
         "tokens per sentence": len(ids) / len(sentences),
     }
 
 
-def main():
+def parse_args():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder or Hub name")
@@ -119,7 +115,11 @@ def main():
     add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
     add("--all-characters", action="store_true", help="keep those that FILE does not have, too")
     add("--output", required=True, help="a new folder")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(args.train)

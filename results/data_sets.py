@@ -202,7 +202,7 @@ def news(english, german):
 
 
 def xquad(articles):
-    """XQuAD-R's articles -> {file of a BEIR folder: lines}. A sentence with an answer is its own."""
+    """XQuAD-R's articles -> {file of a BEIR folder: lines}. Each sentence is a passage."""
     names = {}
     queries = []
     qrels = ["query-id\tcorpus-id\tscore"]

@@ -47,11 +47,15 @@ def rows(name, queries, passages, answers):
                 yield f"{name}: {basis} {size} {form}", columns
 
 
-def main():
+def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", help="the teacher, then students")
     parser.add_argument("--beir", required=True, help="a BEIR folder")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
     queries, answers = read_split(args.beir, "test")
     corpus = [text for _, text in read_texts(args.beir, "corpus.jsonl")]
     passages = encode(embed, load_encoder(args.models[0]), corpus)

@@ -287,7 +287,7 @@ def layer_order():
 
 
 def found_in(names, titles):
-    """Search results of models, {title: name in the tables} -> {title: [score of each data set]}."""
+    """{title: model} -> {title: [its score on each data set]}, of the runs NAMES-scifact, ..."""
     keys = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
     return {
         title: [RUNS[f"{names}-{task}"][model][key] for task, key in keys.items()]
