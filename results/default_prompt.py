@@ -1,9 +1,10 @@
-"""Copy an encoder, with another default prompt: one that its folder names, or none.
+"""Copy an encoder with another default prompt: one that its folder names, or none.
 
-python results/default_prompt.py MODEL OUTPUT          no default prompt: texts have their own
-python results/default_prompt.py MODEL OUTPUT query    the prompt "query" before every text
+  python results/default_prompt.py MODEL OUTPUT          no default prompt: texts have their own
+  python results/default_prompt.py MODEL OUTPUT query    the prompt "query" before every text
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -11,11 +12,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common import load_encoder, run_main, save_encoder
 
 
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("output")
+    parser.add_argument("prompt", nargs="?", help="its name (default: none)")
+    return parser.parse_args()
+
+
 def main():
-    model, output, *name = sys.argv[1:]
-    encoder = load_encoder(model)
-    encoder.stated = encoder.stated | dict(default_prompt_name=name[0] if name else None)
-    save_encoder(encoder, output)
+    args = parse_args()
+    encoder = load_encoder(args.model)
+    encoder.stated = encoder.stated | dict(default_prompt_name=args.prompt)
+    save_encoder(encoder, args.output)
 
 
 if __name__ == "__main__":

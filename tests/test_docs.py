@@ -34,9 +34,10 @@ WRAPPERS = {
     r"results/onnx_scores\.py \S+": "-m",
     r"-m extras\.distributed ": "",
 }
-# results/{make,teaching,overlap,default_prompt}.py and tests have no options of their own.
-PLAIN = "make|teaching|overlap|default_prompt"
-PROGRAM = re.compile(rf"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!{PLAIN})(\w+)\.py)")
+# results/make.py, teaching.py, overlap.py and tests have no options of their own.
+PROGRAM = re.compile(
+    r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|teaching|overlap)(\w+)\.py)"
+)
 
 
 def blocks(language):
