@@ -62,6 +62,9 @@ END
 texts $SCIFACT passages > runs/scifact-passages.txt  # 5,183
 texts $SCIFACT sentences > runs/scifact-sentences.txt  # 48,232
 texts $SCIFACT questions > runs/scifact-questions.txt  # 809
+texts $QNLI passages > runs/qnli-passages.txt  # 6,102
+texts $QNLI questions > runs/qnli-questions.txt  # 1,891
+texts $XQUAD passages > runs/xquad-en-passages.txt  # 1,180
 # Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
 # E5's two prompts by turns, and the passages of XQuAD-R, with 100,000 sentences three times.
 for language in de en; do
@@ -82,6 +85,11 @@ for name in own own-no-questions own-sentences; do
     cat first10k.txt $name.txt > $name-20k.txt
 done
 head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
+awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
+head -n 25000 first50k.txt > first25k.txt
+# Half general, half of three corpora that are searched.
+cat {scifact,qnli}-{passages,questions}.txt scifact-fifth.txt xquad-en-passages.txt > corpora.txt
+cat first25k.txt corpora.txt > mix.txt
 cd ..
 
 ## own-teacher
@@ -723,20 +731,6 @@ python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-laye
 python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
 python results/default_prompt.py runs/e5-20k runs/e5-plain-20k
-# e5-six-50k
-python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
-    --train $DE_EN_50K --dev $DE_EN_DEV --max-length 64 --eval-steps 391 --output runs/e5-six-50k
-# e5-six-prompts-50k
-python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
-    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-six-prompts-50k
-# e5-six-prompts-100k
-python ckd.py --objective kd --student-layers 0,1,2,9,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
-    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-100k.txt --eval-steps 800 --output runs/e5-six-prompts-100k
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
@@ -747,11 +741,16 @@ python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
     --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
-# e5-three-prompts-100k
-python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
-    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-100k.txt --eval-steps 800 --output runs/e5-three-prompts-100k
+# e5-six-CKD-100k
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
+    --train runs/prompted-100k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
+    --lr 4e-4 --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 840 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-six-CKD-100k
+# e5-three-CKD-100k
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-100k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
+    --lr 4e-4 --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 840 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-CKD-100k
 
 ## own-text
 # text-general
@@ -794,3 +793,48 @@ python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
     runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
     --beir $XQUAD
+# mix-three: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
+    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
+    --group-by-length --precision bf16 --seed $SEED --output runs/mix-three-$SEED
+# mix-tokens
+python -m extras.trim $T --train runs/mix.txt --tokens 20000 --output runs/mix-tokens
+# mix-two
+python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
+    --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
+    --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-two
+# mix-one
+python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 5 \
+    --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
+    --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-one
+# mix-scifact
+python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
+    runs/mix-one --beir $SCIFACT
+# mix-qnli
+python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
+    runs/mix-one --beir $QNLI
+# mix-xquad
+python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
+    runs/mix-one --beir $XQUAD
+# mix-three-4-bits
+python -m extras.quantize runs/mix-three-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rounds 1 --rows "4 bits"
+# mix-two-4-bits
+python -m extras.quantize runs/mix-two --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rounds 1 --rows "4 bits"
+# mix-one-4-bits
+python -m extras.quantize runs/mix-one --bits 4 --group-size 64 --senteval $DATA/senteval \
+    --rounds 1 --rows "4 bits"
+# mix-scifact-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
+    runs/mix-one --beir $SCIFACT
+# mix-qnli-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
+    runs/mix-one --beir $QNLI
+# mix-xquad-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
+    runs/mix-one --beir $XQUAD
+# index-scifact
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $SCIFACT
+# index-qnli
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $QNLI
