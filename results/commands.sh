@@ -702,11 +702,16 @@ python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --trai
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
     --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
     --output runs/e5-CKD-0.05
-# e5-CKD-0.02-8e-4
+# e5-CKD-0.1
 python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 8e-4 --temperature 0.02 --queue-size 16384 \
-    --output runs/e5-CKD-0.02-8e-4
+    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.1 --queue-size 16384 \
+    --output runs/e5-CKD-0.1
+# e5-CKD-0.05-8e-4
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --lr 8e-4 --temperature 0.05 --queue-size 16384 \
+    --output runs/e5-CKD-0.05-8e-4
 # e5-ConGen-0.02
 python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
