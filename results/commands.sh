@@ -66,14 +66,12 @@ texts $QNLI passages > runs/qnli-passages.txt  # 6,102
 texts $QNLI questions > runs/qnli-questions.txt  # 1,891
 texts $XQUAD passages > runs/xquad-en-passages.txt  # 1,180
 # Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
-# E5's two prompts by turns, and the passages of XQuAD-R, with 100,000 sentences three times.
+# E5's two prompts by turns, and the passages of XQuAD-R.
 for language in de en; do
     texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
-head -q -n 50000 $DATA/german/sentences.{de,en}.txt > runs/de-en-100k.txt
-prompted runs/de-en-100k.txt | cat - runs/xquad-passages.txt{,,} > runs/prompted-100k.txt
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
 cat scifact-{passages,some}.txt > own-no-questions.txt
@@ -707,11 +705,6 @@ python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --trai
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
     --precision bf16 --seed 0 --lr 4e-4 --temperature 0.1 --queue-size 16384 \
     --output runs/e5-CKD-0.1
-# e5-CKD-0.05-8e-4
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 8e-4 --temperature 0.05 --queue-size 16384 \
-    --output runs/e5-CKD-0.05-8e-4
 # e5-ConGen-0.02
 python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
@@ -746,16 +739,16 @@ python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
     --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
-# e5-six-CKD-100k
+# e5-six-CKD-50k
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
-    --train runs/prompted-100k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
-    --lr 4e-4 --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 840 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-six-CKD-100k
-# e5-three-CKD-100k
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
+    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-six-CKD-50k
+# e5-three-CKD-50k
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-100k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
-    --lr 4e-4 --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 840 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-CKD-100k
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
+    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-CKD-50k
 
 ## own-text
 # text-general

@@ -62,7 +62,7 @@ def main():
     found = {}
     for name in args.models:
         vectors = encode(embed, load_encoder(name), queries)
-        found.update(rows(Path(name).name, vectors, passages, answers))
+        found.update(rows(name, vectors, passages, answers))
     print(table(found))
 
 

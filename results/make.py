@@ -7,6 +7,7 @@ Everything comes from results/data/*.jsonl. A marker names the table: <!-- table
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -61,6 +62,15 @@ OWN_TEXT = {  # title: run
     "a quarter SciFact's passages": "own-passages",
     "SciFact's text alone": "own-all",
 }
+SEARCH_NAMES = ("SciFact", "QNLI", "XQuAD-R")
+MINILM_MB = 90.3
+MIX = {  # name: title, runs
+    "three": ("three (1,4,5)", "mix-three-0 mix-three-1 mix-three-2"),
+    "two": ("two (0,5), 20,000 tokens", "mix-two"),
+    "one": ("one (5), 20,000 tokens", "mix-one"),
+}
+INDEX = (MINILM, "runs/mix-three-0")
+INDEX_FORMATS = ("float", "int8", "sign")
 SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 FILES = {  # tokens: students, or the teacher
     "30,522": "six three two one",
@@ -286,23 +296,54 @@ def layer_order():
     return markdown(header, rows)
 
 
-def found_in(names, titles):
-    """{title: model} -> {title: [its score on each data set]}, of the runs NAMES-scifact, ..."""
-    keys = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
-    return {
-        title: [RUNS[f"{names}-{task}"][model][key] for task, key in keys.items()]
-        for title, model in titles.items()
-    }
+SEARCHES = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
+SEARCH_HEADER = [f"{name} {key}" for name, key in zip(SEARCH_NAMES, SEARCHES.values())]
+
+
+def search_scores(runs, model):
+    """A model's score on each data set, in the tables of the runs NAME-scifact, ..."""
+    return [RUNS[runs.format(task)][model][key] for task, key in SEARCHES.items()]
 
 
 def own_text():
     """SciFact, QNLI, XQuAD-R and STS-B dev by training text."""
-    titles = {"(the teacher)": MINILM}
-    titles |= {title: f"runs/text-{run}" for title, run in OWN_TEXT.items()}
-    devs = [TEACHER["dev"], *[final(f"text-{run}")["dev"] for run in OWN_TEXT.values()]]
-    rows = [[title, *row, dev] for (title, row), dev in zip(found_in("text", titles).items(), devs)]
-    header = ["20,000 texts", "SciFact nDCG@10", "QNLI MRR@10", "XQuAD-R MRR@10", "STS-B dev"]
-    return markdown(header, rows)
+    rows = [["(the teacher)", *search_scores("text-{}", MINILM), TEACHER["dev"]]]
+    for title, run in OWN_TEXT.items():
+        found = search_scores("text-{}", f"runs/text-{run}")
+        rows.append([title, *found, final(f"text-{run}")["dev"]])
+    return markdown(["20,000 texts", *SEARCH_HEADER, "STS-B dev"], rows)
+
+
+def mix():
+    """Students of three corpora, in fp32 (three seeds of three layers) and in 4 bits."""
+    rows = [["six (the teacher)", "fp32", f"{MINILM_MB:.0f}", *search_scores("mix-{}", MINILM)]]
+    rows[0] += [TEACHER["dev"], TEACHER["avg"]]
+    for name, (title, folders) in MIX.items():
+        seeds = [search_scores("mix-{}", f"runs/{folder}") for folder in folders.split()]
+        dev = [final(folder)["dev"] for folder in folders.split()]
+        rows.append([title, "fp32", "", *map(list, zip(*seeds)), dev, ""])
+        four = RUNS[f"mix-{name}-4-bits"]["4 bits"]
+        found = search_scores("mix-{}-4-bits", f"runs/{folders.split()[0]}")
+        average = mean(four[key] for key in COLUMNS[2:])
+        rows.append([title, "4 bits", f"{four['MB']:.1f}", *found, "", average])
+    return markdown(["layers", "format", "MB", *SEARCH_HEADER, "STS-B dev", "STS average"], rows)
+
+
+def index():
+    """Queries by the teacher and by a student, passages by the teacher, in smaller indexes."""
+    tables = [RUNS["index-scifact"], RUNS["index-qnli"]]
+    rows = []
+    for basis, size, form in product(("first", "components"), (384, 256, 128), INDEX_FORMATS):
+        if (basis, size) == ("components", 384) and form != "sign":
+            continue  # a rotation, which changes nothing
+        row = [f"{size} {basis}", form]
+        keys = [f"{name}: {basis} {size} {form}" for name in INDEX]
+        row.append(f"{tables[0][keys[0]]['bytes']:.0f}")
+        for table, metric in zip(tables, ("nDCG@10", "MRR@10")):
+            row += [table[key][metric] for key in keys]
+        rows.append(row)
+    names = ["SciFact: teacher", "student", "QNLI: teacher", "student"]
+    return markdown(["dimensions", "format", "bytes", *names], rows)
 
 
 def all_tables():

@@ -48,3 +48,40 @@ def test_the_recipe_makes_and_states_the_measured_files(shared_data, tmp_path, c
     spaceless = {"".join(text.split()) for text in evaluated}
     near = ["".join(data_sets.normalized(text).split()) in spaceless for text in sentences]
     assert sum(near) == 1149  # differ in case and spaces only, as in "a man , a plan"
+
+
+def test_xquad_becomes_a_folder_of_sentences():
+    """By hand: the second question's answer begins in the second sentence; "Yes." occurs twice."""
+    first = dict(
+        sentences=["Yes.", "It  is red."],
+        sentence_breaks=[[0, 5], [5, 15]],
+        qas=[
+            dict(id="a", question="Is it?", answers=[dict(answer_start=0)]),
+            dict(id="b", question="Which colour?", answers=[dict(answer_start=12)]),
+        ],
+    )
+    second = dict(
+        sentences=["No.", "Yes."],
+        sentence_breaks=[[0, 4], [4, 8]],
+        qas=[dict(id="c", question="Über?", answers=[dict(answer_start=4)])],
+    )
+    files = data_sets.xquad([dict(paragraphs=[first]), dict(paragraphs=[second])])
+    texts = ["Yes.", "It is red.", "No."]
+    corpus = [f'{{"_id": "p{i}", "title": "", "text": "{text}"}}' for i, text in enumerate(texts)]
+    assert files["corpus.jsonl"] == corpus
+    assert files["queries.jsonl"][2] == '{"_id": "c", "text": "Über?"}'
+    assert files["qrels/test.tsv"] == [
+        "query-id\tcorpus-id\tscore",
+        "a\tp0\t1",
+        "b\tp1\t1",
+        "c\tp0\t1",
+    ]
+
+
+def test_german_sentences_are_drawn_from_both_sources_and_are_no_evaluation_sentences():
+    captions, others = ["Ein Hund .", "Eine Katze.", "Drei."], ["Ja.", "Nein.", "Ja."]
+    found = data_sets.mixed((captions, others), (3, 1), {data_sets.normalized("ein hund.")})
+    assert {"Eine Katze.", "Drei."} < set(found) and len(found) == 3
+    assert set(found) & {"Ja.", "Nein."}
+    assert data_sets.scored_pairs(['"A  b, c",d,5.0']) == ["A b, c\td\t5.0"]
+    assert data_sets.news(["A\u00a0b"], ["c"]) == ["A b\tc"]
