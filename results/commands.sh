@@ -749,6 +749,56 @@ python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-laye
     --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
     --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 \
     --group-by-length --precision bf16 --seed 0 --output runs/e5-three-CKD-50k
+# e5-three-prompts-50k-query
+python results/default_prompt.py runs/e5-three-prompts-50k runs/e5-three-prompts-50k-query query
+# e5-three-CKD-50k-query
+python results/default_prompt.py runs/e5-three-CKD-50k runs/e5-three-CKD-50k-query query
+# e5-six-CKD-50k-query
+python results/default_prompt.py runs/e5-six-CKD-50k runs/e5-six-CKD-50k-query query
+# e5-sts-de
+python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
+    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
+# e5-xquad-de
+python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
+    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-de
+# e5-sts-en
+python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
+    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-en-test.tsv
+# e5-xquad-en
+python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
+    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-en
+# e5-news
+python eval_sts.py $E runs/e5-20k runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query \
+    --translations $DATA/german/news.en-de.tsv
+# e5-three-4-bits
+python -m extras.quantize runs/e5-three-CKD-50k-query --bits 4 \
+    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" \
+    --rounds 1
+# e5-six-4-bits
+python -m extras.quantize runs/e5-six-CKD-50k-query --bits 4 --pairs $DATA/german/stsb-de-test.tsv \
+    --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" --rounds 1
+# e5-sts-de-4-bits
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
+    runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
+# e5-xquad-de-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-three-CKD-50k-query \
+    runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-de
+# e5-sts-en-4-bits
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
+    runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-en-test.tsv
+# e5-xquad-en-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-three-CKD-50k-query \
+    runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-en
+# e5-news-4-bits
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
+    runs/e5-six-CKD-50k-query --translations $DATA/german/news.en-de.tsv
+# e5-speed
+python -m extras.quantize $E --output runs/e5-onnx --bits 4 --pairs $DATA/german/stsb-de-test.tsv \
+    --rows "fp32, torch" "4 bits" --rounds 1
 
 ## own-text
 # text-general
