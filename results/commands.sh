@@ -720,11 +720,11 @@ python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-laye
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 \
     --output runs/e5-IBKD-0.02
-# e5-IBKD-0.01
+# e5-IBKD-0.05
 python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.01 \
-    --output runs/e5-IBKD-0.01
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 \
+    --output runs/e5-IBKD-0.05
 # e5-plain
 python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
