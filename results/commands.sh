@@ -809,10 +809,6 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-20k.txt --max-length 128 --output runs/text-own
-# text-own-64
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64
 # text-own-no-questions
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
@@ -830,17 +826,20 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-all.txt --max-length 128 --output runs/text-own-all
 # text-scifact
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
-    --beir $SCIFACT
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all --beir $SCIFACT
 # text-qnli
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
-    --beir $QNLI
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all --beir $QNLI
 # text-xquad
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-64 \
-    runs/text-own-no-questions runs/text-own-sentences runs/text-own-passages runs/text-own-all \
-    --beir $XQUAD
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all --beir $XQUAD
+# questions-scifact
+python -m extras.eval_retrieval runs/text-own-no-questions --beir $SCIFACT
+# questions-qnli
+python -m extras.eval_retrieval runs/text-own-no-questions --beir $QNLI
+# questions-xquad
+python -m extras.eval_retrieval runs/text-own-no-questions --beir $XQUAD
 # mix-three: seeds 0, 1, 2
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
@@ -856,14 +855,17 @@ python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-la
     --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
     --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-one
 # mix-scifact
-python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
-    runs/mix-one --beir $SCIFACT
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $SCIFACT
 # mix-qnli
-python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
-    runs/mix-one --beir $QNLI
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $QNLI
 # mix-xquad
-python -m extras.eval_retrieval $T runs/mix-three-0 runs/mix-three-1 runs/mix-three-2 runs/mix-two \
-    runs/mix-one --beir $XQUAD
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $XQUAD
+# mix-seeds-scifact
+python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $SCIFACT
+# mix-seeds-qnli
+python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $QNLI
+# mix-seeds-xquad
+python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $XQUAD
 # mix-three-4-bits
 python -m extras.quantize runs/mix-three-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
     --rounds 1 --rows "4 bits"

@@ -1,7 +1,7 @@
 """Copy an encoder with another default prompt: one that its folder names, or none.
 
-  python results/default_prompt.py MODEL OUTPUT          no default prompt: texts have their own
-  python results/default_prompt.py MODEL OUTPUT query    the prompt "query" before every text
+python results/default_prompt.py MODEL OUTPUT          no default prompt: texts have their own
+python results/default_prompt.py MODEL OUTPUT query    the prompt "query" before every text
 """
 
 import argparse
