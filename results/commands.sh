@@ -65,23 +65,21 @@ texts $SCIFACT questions > runs/scifact-questions.txt  # 809
 texts $QNLI passages > runs/qnli-passages.txt  # 6,102
 texts $QNLI questions > runs/qnli-questions.txt  # 1,891
 texts $XQUAD passages > runs/xquad-en-passages.txt  # 1,180
-# Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
 # E5's two prompts by turns, and the passages of XQuAD-R.
 for language in de en; do
     texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
+# Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
-cat scifact-{passages,some}.txt > own-no-questions.txt
-cat own-no-questions.txt scifact-questions.txt > own.txt
+cat scifact-{passages,some,questions}.txt > own.txt
 awk 'NR % 4 == 0' scifact-sentences.txt | head -n 10000 > own-sentences.txt
 awk 'NR % 5 > 0' scifact-sentences.txt | head -n 14008 > scifact-more.txt
 cat scifact-{passages,questions,more}.txt > own-all.txt
-for name in own own-no-questions own-sentences; do
-    cat first10k.txt $name.txt > $name-20k.txt
-done
+cat first10k.txt own.txt > own-20k.txt
+cat first10k.txt own-sentences.txt > own-sentences-20k.txt
 head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
 awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
 head -n 25000 first50k.txt > first25k.txt
@@ -616,10 +614,6 @@ python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST
 python ckd.py --objective kd --teacher $T --student-layers 0,4,5 --train $FIRST20K \
     --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-4-5
-# layers-0-1-5
-python ckd.py --objective kd --teacher $T --student-layers 0,1,5 --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-1-5
 # mpnet-0-7-11
 python ckd.py --objective kd --teacher $M --student-layers 0,7,11 --train $FIRST10K \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
@@ -640,10 +634,6 @@ python ckd.py --objective kd --teacher $M --student-layers 1,4,11 --train $FIRST
 python ckd.py --objective kd --teacher $M --student-layers 4,9,11 --train $FIRST10K \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
     --group-by-length --precision bf16 --seed 0 --output runs/mpnet-4-9-11
-# mpnet-5-7-11
-python ckd.py --objective kd --teacher $M --student-layers 5,7,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-5-7-11
 # e5-20k
 python -m extras.trim $E --train $DE_EN_300K --tokens 20000 --output runs/e5-20k
 # e5-0-10-11
@@ -666,25 +656,8 @@ python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,4,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-4-11
-# e5-0-1-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,1,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-1-11
-# scan-minilm
-python -m extras.layers $T --keep 3 --dev $STSB_DEV
-# scan-mpnet
-python -m extras.layers $M --keep 3 --sample 100 --dev $STSB_DEV
-# scan-e5
-python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
-# scan-e5-six
-python -m extras.layers runs/e5-20k --keep 6 --dev $DE_EN_DEV
 
 ## multilingual
-# e5-KD-8e-4
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 8e-4 \
-    --output runs/e5-KD-8e-4
 # e5-CKD-0.02
 python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
@@ -710,21 +683,11 @@ python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --t
     --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
     --precision bf16 --seed 0 --lr 4e-4 --teacher-temperature 0.02 --student-temperature 0.02 \
     --queue-size 16384 --head identity --output runs/e5-ConGen-0.02
-# e5-ConGen-0.05
-python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --teacher-temperature 0.05 --student-temperature 0.05 \
-    --queue-size 16384 --head identity --output runs/e5-ConGen-0.05
 # e5-IBKD-0.02
 python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 \
     --output runs/e5-IBKD-0.02
-# e5-IBKD-0.05
-python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 \
-    --output runs/e5-IBKD-0.05
 # e5-plain
 python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
@@ -796,9 +759,6 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-three-
 # e5-news-4-bits
 python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
     runs/e5-six-CKD-50k-query --translations $DATA/german/news.en-de.tsv
-# e5-speed
-python -m extras.quantize $E --output runs/e5-onnx --bits 4 --pairs $DATA/german/stsb-de-test.tsv \
-    --rows "fp32, torch" "4 bits" --rounds 1
 
 ## own-text
 # text-general
@@ -809,10 +769,6 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-20k.txt --max-length 128 --output runs/text-own
-# text-own-no-questions
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-no-questions-20k.txt --max-length 128 --output runs/text-own-no-questions
 # text-own-sentences
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
@@ -834,16 +790,10 @@ python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own
 # text-xquad
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all --beir $XQUAD
-# questions-scifact
-python -m extras.eval_retrieval runs/text-own-no-questions --beir $SCIFACT
-# questions-qnli
-python -m extras.eval_retrieval runs/text-own-no-questions --beir $QNLI
-# questions-xquad
-python -m extras.eval_retrieval runs/text-own-no-questions --beir $XQUAD
-# mix-three: seeds 0, 1, 2
+# mix-three-0
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
-    --group-by-length --precision bf16 --seed $SEED --output runs/mix-three-$SEED
+    --group-by-length --precision bf16 --seed 0 --output runs/mix-three-0
 # mix-tokens
 python -m extras.trim $T --train runs/mix.txt --tokens 20000 --output runs/mix-tokens
 # mix-two
@@ -860,12 +810,6 @@ python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --bei
 python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $QNLI
 # mix-xquad
 python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $XQUAD
-# mix-seeds-scifact
-python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $SCIFACT
-# mix-seeds-qnli
-python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $QNLI
-# mix-seeds-xquad
-python -m extras.eval_retrieval runs/mix-three-1 runs/mix-three-2 --beir $XQUAD
 # mix-three-4-bits
 python -m extras.quantize runs/mix-three-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
     --rounds 1 --rows "4 bits"
