@@ -738,12 +738,12 @@ python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 
 python eval_sts.py $E runs/e5-20k runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query \
     --translations $DATA/german/news.en-de.tsv
 # e5-three-4-bits
-python -m extras.quantize runs/e5-three-CKD-50k-query --bits 4 \
+python -m extras.quantize runs/e5-three-CKD-50k-query --bits 4 --group-size 64 \
     --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" \
     --rounds 1
 # e5-six-4-bits
-python -m extras.quantize runs/e5-six-CKD-50k-query --bits 4 --pairs $DATA/german/stsb-de-test.tsv \
-    --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" --rounds 1
+python -m extras.quantize runs/e5-six-CKD-50k-query --bits 4 --group-size 64 \
+    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" --rounds 1
 # e5-sts-de-4-bits
 python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
     runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
