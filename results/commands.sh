@@ -726,6 +726,8 @@ python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0
 python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
     runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
     runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-de
+# e5-xquad-de-query
+python -m extras.eval_retrieval $E --beir $DATA/german/xquad-de --passage-prompt "query: "
 # e5-sts-en
 python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
     runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
@@ -743,7 +745,8 @@ python -m extras.quantize runs/e5-three-CKD-50k-query --bits 4 --group-size 64 \
     --rounds 1
 # e5-six-4-bits
 python -m extras.quantize runs/e5-six-CKD-50k-query --bits 4 --group-size 64 \
-    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" --rounds 1
+    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" \
+    --rounds 1
 # e5-sts-de-4-bits
 python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
     runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
