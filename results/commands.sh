@@ -20,9 +20,6 @@ DE_EN_20K=runs/de-en-20k.txt
 DE_EN_50K=runs/de-en-50k.txt
 DE_EN_300K=runs/de-en-300k.txt
 DE_EN_DEV=runs/de-en-dev.tsv
-SCIFACT=$DATA/retrieval/scifact
-QNLI=$DATA/retrieval/qnli
-XQUAD=$DATA/german/xquad-en
 SEED=0
 
 mkdir -p runs
@@ -59,12 +56,12 @@ if kind == "questions":
 print(*texts, sep="\n")
 END
 }
-texts $SCIFACT passages > runs/scifact-passages.txt  # 5,183
-texts $SCIFACT sentences > runs/scifact-sentences.txt  # 48,232
-texts $SCIFACT questions > runs/scifact-questions.txt  # 809
-texts $QNLI passages > runs/qnli-passages.txt  # 6,102
-texts $QNLI questions > runs/qnli-questions.txt  # 1,891
-texts $XQUAD passages > runs/xquad-en-passages.txt  # 1,180
+texts $DATA/retrieval/scifact passages > runs/scifact-passages.txt  # 5,183
+texts $DATA/retrieval/scifact sentences > runs/scifact-sentences.txt  # 48,232
+texts $DATA/retrieval/scifact questions > runs/scifact-questions.txt  # 809
+texts $DATA/retrieval/qnli passages > runs/qnli-passages.txt  # 6,102
+texts $DATA/retrieval/qnli questions > runs/qnli-questions.txt  # 1,891
+texts $DATA/german/xquad-en passages > runs/xquad-en-passages.txt  # 1,180
 # E5's two prompts by turns, and the passages of XQuAD-R.
 for language in de en; do
     texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
@@ -786,13 +783,13 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
     --train runs/own-all.txt --max-length 128 --output runs/text-own-all
 # text-scifact
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $SCIFACT
+    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/scifact
 # text-qnli
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $QNLI
+    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/qnli
 # text-xquad
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $XQUAD
+    runs/text-own-passages runs/text-own-all --beir $DATA/german/xquad-en
 # mix-three-0
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
@@ -808,11 +805,14 @@ python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-la
     --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
     --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-one
 # mix-scifact
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $SCIFACT
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
+    --beir $DATA/retrieval/scifact
 # mix-qnli
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $QNLI
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
+    --beir $DATA/retrieval/qnli
 # mix-xquad
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one --beir $XQUAD
+python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
+    --beir $DATA/german/xquad-en
 # mix-three-4-bits
 python -m extras.quantize runs/mix-three-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
     --rounds 1 --rows "4 bits"
@@ -824,14 +824,14 @@ python -m extras.quantize runs/mix-one --bits 4 --group-size 64 --senteval $DATA
     --rounds 1 --rows "4 bits"
 # mix-scifact-4-bits
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $SCIFACT
+    runs/mix-one --beir $DATA/retrieval/scifact
 # mix-qnli-4-bits
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $QNLI
+    runs/mix-one --beir $DATA/retrieval/qnli
 # mix-xquad-4-bits
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $XQUAD
+    runs/mix-one --beir $DATA/german/xquad-en
 # index-scifact
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $SCIFACT
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/scifact
 # index-qnli
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $QNLI
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/qnli
