@@ -653,6 +653,12 @@ python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,4,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-4-11
+# scan-minilm
+python -m extras.layers $T --keep 3 --dev $STSB_DEV
+# scan-mpnet
+python -m extras.layers $M --keep 3 --sample 100 --dev $STSB_DEV
+# scan-e5
+python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
 
 ## multilingual
 # e5-CKD-0.02
