@@ -1,16 +1,17 @@
-"""Cut a model's word embeddings to the N tokens that your sentences use most.
+"""Reduce a model's vocabulary to N tokens: those that your sentences use most.
 
-In multilingual-e5-small, with 250,000 tokens, they are four fifths of the weights. A removed word
-is split into several tokens, which changes its sentences' vectors (results/multilingual.md).
+In multilingual-e5-small, the embeddings of 250,000 tokens are four fifths of the weights. A word
+whose token is removed is split into several, so that its sentence gets another vector
+(results/multilingual.md).
 
-    kept: special and added tokens, those of prompts, bytes, the characters of FILE and of ASCII,
-    each as a token; and, up to N in all, the most frequent tokens of FILE
+    kept: special and added tokens; those of prompts; byte tokens; a token for each character of
+    FILE and of ASCII; then, up to N in all, FILE's most frequent tokens, and the vocabulary's first
 
-Words in another script become unknown, unless --all-characters keeps its characters. WordPiece
-(BERT, MPNet) and Unigram (XLM-R, multilingual E5) can be cut; BPE's tokens are merges of others.
+A character that FILE lacks may become unknown, and with WordPiece its whole word, unless
+--all-characters is given. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual E5) can be cut;
+BPE cannot, since its tokens are built from other tokens.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
-  python ckd.py --objective kd --teacher my-encoder --student runs/trimmed --student-layers 1,4,5
 """
 
 import json
@@ -35,7 +36,7 @@ def read_vocabulary(tokenizer):
 
 
 def needed(tokens, prefix, characters):
-    """Yield the ids of tokens that texts of these characters need, and of bytes.
+    """Yield the ids of tokens without which these characters cannot be written, and of bytes.
 
     tokens: {id: token}; prefix: marks a token inside a word, "" for Unigram. WordPiece takes the
     longest token first, so a character may need a longer token than its own.
@@ -52,7 +53,7 @@ def needed(tokens, prefix, characters):
 
 
 def choose(encoder, tokenizer, tokens, counts, args):
-    """-> {old id: new id}, in the old order. counts: of ids in the sentences. ValueError."""
+    """-> {old id: new id}, in the old order. counts: of ids in the sentences. UserError."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     spelled = tokens if args.all_characters else tokens.keys() & np.flatnonzero(counts)
@@ -60,7 +61,7 @@ def choose(encoder, tokenizer, tokens, counts, args):
     prefix = tokenizer["model"].get("continuing_subword_prefix", "")
     kept.update(needed(tokens, prefix, characters))
     if args.tokens < len(kept):
-        raise ValueError(f"--tokens {args.tokens} is too few: {len(kept)} must stay")
+        raise UserError(f"--tokens {args.tokens} is too few: {len(kept)} must stay; give as many")
     frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
     kept.update(frequent[: args.tokens - len(kept)])
     return {int(old): new for new, old in enumerate(sorted(kept))}
@@ -100,7 +101,7 @@ def row(encoder, ids, sentences):
     vocabulary = encoder.tokenizer.get_vocab()
     return {
         "tokens": encoder.model.config.vocab_size,
-        "single characters": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
+        "one-character tokens": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
         "unknown": np.sum(ids == encoder.tokenizer.unk_token_id),
         "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
         "tokens per sentence": len(ids) / len(sentences),
@@ -113,7 +114,7 @@ def parse_args():
     add("model", metavar="MODEL", help="folder or Hub name")
     add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
     add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
-    add("--all-characters", action="store_true", help="keep those that FILE does not have, too")
+    add("--all-characters", action="store_true", help="also keep those that FILE does not have")
     add("--output", required=True, help="a new folder")
     return parser.parse_args()
 

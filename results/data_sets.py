@@ -223,7 +223,7 @@ def xquad(articles):
 
 
 def mixed(sources, counts, evaluated):
-    """The first `count` usable sentences of each source, after a shuffle -> all, shuffled."""
+    """Up to `count` random sentences of each source that are not in `evaluated`, shuffled."""
     chosen = []
     for lines, count in zip(sources, counts):
         usable = [text for text in sorted(set(lines)) if normalized(text) not in evaluated]
@@ -241,8 +241,9 @@ def lines_of(data):
 
 
 def download(url):
-    with common.one_line_errors(url, "it is downloaded"):
-        data = urllib.request.urlopen(url, timeout=60).read()
+    request = urllib.request.Request(url, headers={"User-Agent": "Mozilla/5.0"})
+    with common.one_line_errors(url, "the download failed; try again later"):
+        data = urllib.request.urlopen(request, timeout=60).read()
         if url.endswith(".zip"):
             data = zipfile.ZipFile(io.BytesIO(data)).read("deu.txt")
         return lines_of(gzip.decompress(data) if url.endswith(".gz") else data)

@@ -1,6 +1,6 @@
 """Copy an encoder with another default prompt: one that its folder names, or none.
 
-python results/default_prompt.py MODEL OUTPUT          no default prompt: texts have their own
+python results/default_prompt.py MODEL OUTPUT          no default prompt: texts begin with one
 python results/default_prompt.py MODEL OUTPUT query    the prompt "query" before every text
 """
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from common import load_encoder, run_main, save_encoder
+from common import UserError, load_encoder, run_main, save_encoder
 
 
 def parse_args():
@@ -23,6 +23,8 @@ def parse_args():
 def main():
     args = parse_args()
     encoder = load_encoder(args.model)
+    if args.prompt not in (None, *encoder.prompts):
+        raise UserError(f"{args.model}: its prompts are {', '.join(encoder.prompts) or 'none'}")
     encoder.stated = encoder.stated | dict(default_prompt_name=args.prompt)
     save_encoder(encoder, args.output)
 

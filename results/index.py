@@ -3,9 +3,10 @@
   python results/index.py --beir FOLDER TEACHER STUDENT ...
 
 The passages' mean is subtracted from them, and both sides are projected on the first principal
-components of the passages ("components"), or cut to their first dimensions ("first"). A passage has
-a float, an int8 (one scale for all) or a sign bit a dimension; queries stay floats, and the score
-is the dot product. nDCG@10 and MRR@10 x 100, and the bytes of a passage.
+components of the passages ("components"), or cut to their first dimensions ("first"). A dimension
+of a passage is a float, an int8 (one scale for all) or a sign bit; queries stay floats, and the
+score is the dot product. Models with separate prompts for queries and passages are not supported.
+Columns: bytes per passage, nDCG@10 and MRR@10 x 100.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def rows(name, queries, passages, answers):
     """Yield (row of the table, its columns) for each projection, dimension and format."""
     centred = passages - passages.mean(0)
     _, _, components = np.linalg.svd(centred, full_matrices=False)
-    for basis, axes in (("first", np.eye(len(components))), ("components", components)):
+    for basis, axes in (("first", np.eye(passages.shape[1])), ("components", components)):
         for size in DIMENSIONS:
             axes_kept = axes[:size].T.astype(np.float32)  # [D, size]
             for form, (count, kept) in rounded(centred @ axes_kept).items():

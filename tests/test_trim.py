@@ -133,7 +133,7 @@ def test_only_characters_of_the_sentences_stay(unigram, call_main, tmp_path):
     assert gone == {letter for letter in letters if "α" <= letter <= "ω" or letter in "άέήίόύώ"}
     assert pieces(after, "γάτα mat γάτα") == ["<s>", "▁", "<unk>", "▁mat", "▁", "<unk>", "</s>"]
     counts = [[cell.strip() for cell in line.split("|")[2:5]] for line in printed.splitlines()]
-    assert counts[0][1] == "single characters" and counts[0][2] == "unknown"
+    assert counts[0][1] == "one-character tokens" and counts[0][2] == "unknown"
     assert int(float(counts[2][1])) - int(float(counts[3][1])) == len(gone)
     assert float(counts[2][2]) == float(counts[3][2]) == 0
     assert np.isfinite(common.encode(embed, after, SCRIPTS)).all()
