@@ -49,9 +49,10 @@ CURVE = {  # student, teacher, loss: the runs with these amounts, or "-"
     "three layers, the larger one, CKD": "three-M-CKD-20k - - -",
 }
 CUTS = {  # runs that differ in the layers alone
-    "all-MiniLM-L6-v2": "layers-0-3-5 layers-0-4-5 layers-2-4-5 layers-1-4-5 KD-0",
-    "all-mpnet-base-v2": "mpnet-0-7-11 mpnet-0-10-11 mpnet-4-9-11 mpnet-1-4-11 mpnet-3-7-11",
-    "multilingual-e5-small": "e5-0-10-11 e5-3-9-11 e5-0-4-11 e5-1-4-11 e5-3-7-11",
+    "all-MiniLM-L6-v2, three": "layers-0-3-5 layers-2-4-5 layers-1-4-5 KD-0",
+    "all-MiniLM-L6-v2, two": "layers-0-5 layers-1-5 layers-2-5",
+    "all-mpnet-base-v2, three": "mpnet-0-7-11 mpnet-0-10-11 mpnet-3-7-11",
+    "multilingual-e5-small, three": "e5-0-10-11 e5-3-9-11 e5-3-7-11",
 }
 OWN_TEXT = {  # title: run
     "general sentences alone": "general",
@@ -306,13 +307,13 @@ def layer_order():
     for model, runs in CUTS.items():
         found = {}
         for run in runs.split():
-            layers = re.search(r"--student-layers (\S+)", LINES[run]["command"])[1]
+            *_, layers = re.findall(r"--student-layers (\S+)", LINES[run]["command"])
             found[layers] = (RUNS[run]["student before"]["dev"], final(run)["dev"])
         orders = [sorted(found, key=lambda cut, i=i: -found[cut][i]) for i in (0, 1)]
         for layers in orders[0]:
             ranks = [str(1 + order.index(layers)) for order in orders]
             rows.append([f"{model}: {layers}", *found[layers], *ranks])
-    header = ["model, layers", "dev, untrained", "trained", "rank, untrained", "trained"]
+    header = ["model, how many: which", "dev, untrained", "trained", "rank, untrained", "trained"]
     return markdown(header, rows)
 
 
