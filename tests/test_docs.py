@@ -31,6 +31,7 @@ PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXT
 # What runs another script, with arguments of its own before the script's.
 WRAPPERS = {
     r"results/two_teachers\.py \S+ \S+": "ckd.py",
+    r"results/onnx_scores\.py \S+ eval_sts": "eval_sts.py",
     r"results/onnx_scores\.py \S+": "-m",
     r"-m extras\.distributed ": "",
 }
