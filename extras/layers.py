@@ -1,8 +1,8 @@
 """Which layers should a student keep? Score cuts of a model before any training.
 
 Each cut keeps --keep layers, always the last one, and is scored on the same --sample of pairs. All
-cuts are scored if they are at most 300 (3 of 12: 55); otherwise the layer whose removal costs least
-is removed, until --keep are left. Up to ten are printed; training changes their order
+cuts are scored if there are at most 300 (3 of 12: 55); otherwise the layer whose removal costs
+least is removed, until --keep are left. Up to ten are printed; training changes their order
 (results/layers.md).
 
   python -m extras.layers sentence-transformers/all-MiniLM-L6-v2 --keep 3 --dev demo/dev.tsv

@@ -39,7 +39,7 @@ cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
 PROMPTED='{ print "query: " $1, "query: " $2, $3 }'
 awk -F '\t' -v OFS='\t' "$PROMPTED" $DE_EN_DEV > runs/prompted-dev.tsv
 
-# A BEIR folder's passages, their sentences, or the questions of its training split, one a line.
+# A BEIR folder's passages, their sentences, or the questions of its training split, one per line.
 texts() {
     python - $1 $2 <<'END'
 import json, re, sys

@@ -62,14 +62,13 @@ OWN_TEXT = {  # title: run
     "SciFact's text alone": "own-all",
 }
 SEARCH_NAMES = ("SciFact", "QNLI", "XQuAD-R")
-MINILM_MB = 90.3
 MIX = {  # name: title, runs
     "three": ("three (1,4,5)", "mix-three-0"),
     "two": ("two (0,5), 20,000 tokens", "mix-two"),
     "one": ("one (5), 20,000 tokens", "mix-one"),
 }
 E5 = "intfloat/multilingual-e5-small"
-E5_MB = {E5: 470, "runs/e5-20k": 117}
+E5_ROWS = {E5: "before", "runs/e5-20k": "after"}  # of the run of extras.trim
 MULTILINGUAL = {
     "12, all": E5,
     "12, 20,000": "runs/e5-20k",
@@ -337,7 +336,14 @@ def own_text():
 
 def mix():
     """Students of three corpora, in fp32 (three seeds of three layers) and in 4 bits."""
-    rows = [["six (the teacher)", "fp32", f"{MINILM_MB:.0f}", *search_scores("text-{}", MINILM)]]
+    rows = [
+        [
+            "six (the teacher)",
+            "fp32",
+            f"{file_numbers('six')[0]['MB']:.0f}",
+            *search_scores("text-{}", MINILM),
+        ]
+    ]
     rows[0] += [TEACHER["dev"], TEACHER["avg"]]
     for name, (title, folders) in MIX.items():
         seeds = [search_scores("mix-{}", f"runs/{folder}") for folder in folders.split()]
@@ -382,7 +388,11 @@ def multilingual():
     for title, model in MULTILINGUAL.items():
         depth = re.search("three|six", model)
         files = RUNS[f"e5-{depth[0]}-4-bits"] if depth else {}
-        size = files["fp32, ONNX Runtime"]["MB"] if depth else E5_MB[model]
+        size = (
+            files["fp32, ONNX Runtime"]["MB"]
+            if depth
+            else RUNS["e5-20k"][E5_ROWS[model]]["MB, fp32"]
+        )
         news = [*RUNS["e5-news"][model].values()]
         rows.append([title, "fp32", f"{size:.0f}", *two_languages(model), *news])
         if depth:
@@ -396,7 +406,13 @@ def multilingual():
 
 def two_languages_sizes():
     """README's table of a multilingual model: as it is, and its students in 4 bits."""
-    rows = [["12, 250,037 tokens (the model)", str(E5_MB[E5]), *two_languages(E5)]]
+    rows = [
+        [
+            "12, 250,037 tokens (the model)",
+            f"{RUNS['e5-20k']['before']['MB, fp32']:.0f}",
+            *two_languages(E5),
+        ]
+    ]
     for depth in ("six", "three"):
         size = f"{RUNS[f'e5-{depth}-4-bits']['4 bits']['MB']:.1f}"
         model = f"runs/e5-{depth}-CKD-50k-query"
