@@ -68,6 +68,8 @@ for language in de en; do
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
+five() { cat $1 $1 $1 $1 $1; }
+prompted $DE_EN_300K | cat - <(five runs/xquad-passages.txt) > runs/prompted-300k.txt
 # Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
 cd runs
 awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
@@ -77,6 +79,7 @@ awk 'NR % 5 > 0' scifact-sentences.txt | head -n 14008 > scifact-more.txt
 cat scifact-{passages,questions,more}.txt > own-all.txt
 cat first10k.txt own.txt > own-20k.txt
 cat first10k.txt own-sentences.txt > own-sentences-20k.txt
+cat first10k.txt scifact-{passages,some}.txt > own-no-questions-20k.txt
 head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
 awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
 head -n 25000 first50k.txt > first25k.txt
@@ -84,6 +87,7 @@ head -n 25000 first50k.txt > first25k.txt
 cat {scifact,qnli}-{passages,questions}.txt scifact-fifth.txt xquad-en-passages.txt > corpora.txt
 cat first25k.txt corpora.txt > mix.txt
 cd ..
+head -n 100000 $DATA/unlabeled.txt | cat - runs/corpora.txt > runs/mix-large.txt
 
 ## own-teacher
 # KD: seeds 0, 1, 2
@@ -607,10 +611,66 @@ python eval_sts.py $T runs/en-de --translations $EN_DE_TEST
 python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST
 
 ## layers
-# layers-0-4-5
-python ckd.py --objective kd --teacher $T --student-layers 0,4,5 --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-4-5
+# minilm-0-1-5
+python ckd.py --objective kd --teacher $T --student-layers 0,1,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-0-1-5
+# minilm-0-2-5
+python ckd.py --objective kd --teacher $T --student-layers 0,2,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-0-2-5
+# minilm-0-3-5
+python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-0-3-5
+# minilm-0-4-5
+python ckd.py --objective kd --teacher $T --student-layers 0,4,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-0-4-5
+# minilm-1-2-5
+python ckd.py --objective kd --teacher $T --student-layers 1,2,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-1-2-5
+# minilm-1-3-5
+python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-1-3-5
+# minilm-1-4-5
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-1-4-5
+# minilm-2-3-5
+python ckd.py --objective kd --teacher $T --student-layers 2,3,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-2-3-5
+# minilm-2-4-5
+python ckd.py --objective kd --teacher $T --student-layers 2,4,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-2-4-5
+# minilm-3-4-5
+python ckd.py --objective kd --teacher $T --student-layers 3,4,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-3-4-5
+# minilm-0-5
+python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-0-5
+# minilm-1-5
+python ckd.py --objective kd --teacher $T --student-layers 1,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-1-5
+# minilm-2-5
+python ckd.py --objective kd --teacher $T --student-layers 2,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-2-5
+# minilm-3-5
+python ckd.py --objective kd --teacher $T --student-layers 3,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-3-5
+# minilm-4-5
+python ckd.py --objective kd --teacher $T --student-layers 4,5 --train $FIRST20K --dev $STSB_DEV \
+    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
+    --precision bf16 --seed 0 --output runs/minilm-4-5
 # mpnet-0-7-11
 python ckd.py --objective kd --teacher $M --student-layers 0,7,11 --train $FIRST10K \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
@@ -641,18 +701,50 @@ python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,9,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-9-11
+# e5-4-9-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 4,9,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-4-9-11
+# e5-0-1-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,1,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-1-11
 # e5-0-4-11
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,4,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-4-11
-# e5-3-7-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,7,11 \
+# e5-0-8-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,8,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-7-11
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-8-11
 # e5-1-4-11
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,4,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-4-11
+# e5-1-3-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,3,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-3-11
+# e5-9-10-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 9,10,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-9-10-11
+# e5-1-8-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,8,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-8-11
+# e5-0-7-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,7,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-7-11
+# e5-3-7-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,7,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-7-11
+# e5-1-7-11
+python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,7,11 \
+    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-7-11
 # scan-minilm
 python -m extras.layers $T --keep 3 --dev $STSB_DEV
 # scan-mpnet
@@ -695,6 +787,140 @@ python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-laye
 python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
 python results/default_prompt.py runs/e5-20k runs/e5-plain-20k
+# e5-KD-2e-4
+python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 2e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
+    --seed 0 --output runs/e5-KD-2e-4
+# e5-KD-4e-4
+python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
+    --seed 0 --output runs/e5-KD-4e-4
+# e5-KD-8e-4
+python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 8e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
+    --seed 0 --output runs/e5-KD-8e-4
+# e5-CKD-0.02-4e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-CKD-0.02-4e-4
+# e5-CKD-0.05-2e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 2e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-2e-4
+# e5-CKD-0.05-4e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-4e-4
+# e5-CKD-0.05-8e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-8e-4
+# e5-CKD-0.1-4e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.1 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-CKD-0.1-4e-4
+# e5-CKD-0.05-4e-4-128
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
+    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-CKD-0.05-4e-4-128
+# e5-CKD-0.05-8e-4-128
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-CKD-0.05-8e-4-128
+# e5-ConGen-0.02-4e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --teacher-temperature 0.02 --student-temperature 0.02 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.02-4e-4
+# e5-ConGen-0.05-4e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --teacher-temperature 0.05 --student-temperature 0.05 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.05-4e-4
+# e5-ConGen-0.1-4e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.1-4e-4
+# e5-ConGen-0.05-8e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
+    --teacher-temperature 0.05 --student-temperature 0.05 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.05-8e-4
+# e5-IBKD-0.02-4e-4
+python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 4e-4 --temperature 0.02 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.02-4e-4
+# e5-IBKD-0.05-4e-4
+python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 4e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-4e-4
+# e5-IBKD-0.1-4e-4
+python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 4e-4 --temperature 0.1 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.1-4e-4
+# e5-IBKD-0.05-8e-4
+python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 8e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-8e-4
+# e5-six-0-1-2-9-10-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-9-10-11
+# e5-six-0-1-4-9-10-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,4,9,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-1-4-9-10-11
+# e5-six-0-1-4-5-9-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,4,5,9,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-1-4-5-9-11
+# e5-six-0-4-5-9-10-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,4,5,9,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-4-5-9-10-11
+# e5-six-0-1-2-3-10-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,3,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-3-10-11
+# e5-six-0-2-4-7-9-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,2,4,7,9,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-2-4-7-9-11
+# e5-six-1-3-5-7-9-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 1,3,5,7,9,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-1-3-5-7-9-11
+# e5-six-0-1-2-3-4-11
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,3,4,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-3-4-11
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
@@ -841,3 +1067,74 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three
 python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/scifact
 # index-qnli
 python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/qnli
+# text-general: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
+# text-own: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
+# text-own-sentences: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences-$SEED
+# text-own-passages: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages-$SEED
+# text-own-all: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-all.txt --max-length 128 --output runs/text-own-all-$SEED
+# text-own-64: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64-$SEED
+# text-own-256: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256-$SEED
+# text-own-no-questions: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-no-questions-20k.txt --max-length 128 \
+    --output runs/text-own-no-questions-$SEED
+# mix-three-large: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 3 \
+    --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/mix-large.txt --max-length 128 --output runs/mix-three-large-$SEED
+# mix-two-large: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
+    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length \
+    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
+    --output runs/mix-two-large-$SEED
+# mix-one-large: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 5 \
+    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length \
+    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
+    --output runs/mix-one-large-$SEED
+# text-scifact: seeds 0, 1, 2
+python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
+    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
+    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
+    --beir $DATA/retrieval/scifact
+# mix-large-scifact: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
+    runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
+# text-qnli: seeds 0, 1, 2
+python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
+    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
+    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
+    --beir $DATA/retrieval/qnli
+# mix-large-qnli: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
+    runs/mix-one-large-$SEED --beir $DATA/retrieval/qnli
+# text-xquad: seeds 0, 1, 2
+python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
+    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
+    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
+    --beir $DATA/german/xquad-en
+# mix-large-xquad: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
+    runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
