@@ -1064,9 +1064,11 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
     runs/mix-one --beir $DATA/german/xquad-en
 # index-scifact
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/scifact
+python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
+    --beir $DATA/retrieval/scifact
 # index-qnli
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/qnli
+python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
+    --beir $DATA/retrieval/qnli
 # text-general: seeds 0, 1, 2
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
@@ -1138,3 +1140,27 @@ python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
 # mix-large-xquad: seeds 0, 1, 2
 python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
     runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
+# mix-large-sts: seeds 0, 1, 2
+python eval_sts.py runs/mix-three-large-$SEED runs/mix-two-large-$SEED runs/mix-one-large-$SEED \
+    --senteval $DATA/senteval
+# mix-three-large-4-bits: seeds 0, 1, 2
+python -m extras.quantize runs/mix-three-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
+    --rounds 1 --rows '4 bits'
+# mix-two-large-4-bits: seeds 0, 1, 2
+python -m extras.quantize runs/mix-two-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
+    --rounds 1 --rows '4 bits'
+# mix-one-large-4-bits: seeds 0, 1, 2
+python -m extras.quantize runs/mix-one-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
+    --rounds 1 --rows '4 bits'
+# mix-large-sts-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --senteval $DATA/senteval
+# mix-large-scifact-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
+# mix-large-qnli-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/retrieval/qnli
+# mix-large-xquad-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
