@@ -745,6 +745,36 @@ python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers
 python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,7,11 \
     --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
     --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-7-11
+# e5-six-0-1-2-9-10-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,2,9,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-0-1-2-9-10-11
+# e5-six-0-1-4-9-10-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,4,9,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-0-1-4-9-10-11
+# e5-six-0-1-4-5-9-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,4,5,9,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-0-1-4-5-9-11
+# e5-six-0-2-4-7-9-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,2,4,7,9,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-0-2-4-7-9-11
+# e5-six-0-4-5-9-10-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,4,5,9,10,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-0-4-5-9-10-11
+# e5-six-1-3-5-7-9-11
+python ckd.py --teacher $E --student runs/e5-20k --student-layers 1,3,5,7,9,11 --train $DE_EN_20K \
+    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
+    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-six-1-3-5-7-9-11
 # scan-minilm
 python -m extras.layers $T --keep 3 --dev $STSB_DEV
 # scan-mpnet
@@ -881,46 +911,6 @@ python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-2
     --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
     --batch-size 64 --lr 8e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
     --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-8e-4
-# e5-six-0-1-2-9-10-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-9-10-11
-# e5-six-0-1-4-9-10-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,4,9,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-1-4-9-10-11
-# e5-six-0-1-4-5-9-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,4,5,9,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-1-4-5-9-11
-# e5-six-0-4-5-9-10-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,4,5,9,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-4-5-9-10-11
-# e5-six-0-1-2-3-10-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,3,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-3-10-11
-# e5-six-0-2-4-7-9-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,2,4,7,9,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-2-4-7-9-11
-# e5-six-1-3-5-7-9-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 1,3,5,7,9,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-1-3-5-7-9-11
-# e5-six-0-1-2-3-4-11
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,3,4,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-six-0-1-2-3-4-11
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
