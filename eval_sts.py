@@ -9,18 +9,24 @@ name on the Hugging Face Hub, pooled as its folder states, unless --pooling repl
   python eval_sts.py runs/ckd --pairs demo/test.tsv   your own scored pairs
   python eval_sts.py runs/distilface --sets STS12,STS13,STS14,STS15,STS-B   DistilFACE's Table 2
   python eval_sts.py runs/congen --translations en-de.tsv
+  python eval_sts.py TEACHER runs/ckd --agreement my-texts.txt   without scores: like the teacher?
 """
 
+import random
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import spearmanr
 
 from common import POOLINGS, ArgumentParser, UserError, one_line_errors, run_main, table
-from common import read_scored_pairs, read_sts, read_text_pairs, resolve_data
+from common import read_scored_pairs, read_sentences, read_sts, read_text_pairs, resolve_data
 from common import encode, load_encoder, resolve_model, spearman
 from common import read_json, write_json
+
+SAMPLE = 2000  # texts of --agreement, at most
+NEAREST = 10
 
 
 def embed(encoder, input_ids, attention_mask):
@@ -77,8 +83,37 @@ def translation_accuracy(embed, encoder, pairs):
     return accuracy
 
 
+def cosines(embed, encoder, texts):
+    """n texts -> the cosines of all pairs [n, n]."""
+    vectors = F.normalize(torch.from_numpy(encode(embed, encoder, texts)))
+    return vectors @ vectors.T
+
+
+def agreement(student, teacher):
+    """How well two models agree on n texts; both: their cosines of all pairs [n, n], n > 10.
+
+    Returns {"Spearman": -100 to 100, over all pairs; "ten nearest": 0 to 100, the percentage of a
+    text's ten nearest others by the teacher that are among its ten nearest by the student}.
+    """
+    first, second = torch.triu_indices(*student.shape, offset=1)
+    correlation = spearmanr(student[first, second], teacher[first, second]).statistic
+    itself = torch.eye(len(student), dtype=torch.bool)
+    found, right = [
+        matrix.masked_fill(itself, -torch.inf).topk(NEAREST).indices
+        for matrix in (student, teacher)
+    ]
+    shared = (found.unsqueeze(2) == right.unsqueeze(1)).any(dim=2)  # [n, 10]
+    return {"Spearman": 100 * float(correlation), "ten nearest": 100 * float(shared.float().mean())}
+
+
 def read_data(args):
-    """The scored pairs that the options name -> {name: pairs}; translations. Raises UserError."""
+    """What the options name: {name: scored pairs}, translations, or texts. Raises UserError."""
+    if args.agreement:
+        texts = read_sentences(args.agreement)
+        if len(texts) <= NEAREST or len(args.models) < 2:
+            needs = f"a teacher, then students, and more than {NEAREST} texts"
+            raise UserError(f"--agreement {args.agreement}: needs {needs}")
+        return random.Random(0).sample(texts, min(SAMPLE, len(texts)))
     if args.translations:
         return read_text_pairs(args.translations)
     if args.pairs:
@@ -99,6 +134,7 @@ def parse_args():
     add_one("--sets", type=lambda text: text.split(","), help="of the test sets, as in STS12,STS-B")
     add_one("--pairs", action="append", metavar="FILE", help="scored pairs (TSV); repeat for more")
     add_one("--translations", metavar="FILE", help="TSV: accuracy of nearest neighbors, both ways")
+    add_one("--agreement", metavar="FILE", help="texts: each MODEL's agreement with the first one")
     add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
     add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,11 +147,15 @@ def main():
     args = parse_args()
     data = read_data(args)
     score = translation_accuracy if args.translations else spearman
+    score = cosines if args.agreement else score
     rows = {}
     for name in args.models:
         encoder, embed_with = load(name, args.pooling, args.student_layers)
         encoder.to(args.device)
         rows[name] = score(embed_with, encoder, data)
+    if args.agreement:
+        teacher = rows[args.models[0]]
+        rows = {name: agreement(rows[name], teacher) for name in args.models[1:]}
     print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)

@@ -27,6 +27,7 @@ head -n 5000 $DATA/unlabeled.txt > $FIRST5K
 head -n 10000 $DATA/unlabeled.txt > $FIRST10K
 head -n 20000 $DATA/unlabeled.txt > $FIRST20K
 head -n 50000 $DATA/unlabeled.txt > $FIRST50K
+tail -n 2000 $DATA/unlabeled.txt > runs/last2k.txt
 head -n -1000 $DATA/pairs.en-de.tsv > $EN_DE
 tail -n 1000 $DATA/pairs.en-de.tsv > $EN_DE_TEST
 STSB=$(find -L $DATA/senteval -name STSBenchmark)
@@ -38,6 +39,10 @@ cat $DATA/german/sentences.{de,en}.txt > $DE_EN_300K
 cat $DATA/german/stsb-{de,en}-dev.tsv > $DE_EN_DEV
 PROMPTED='{ print "query: " $1, "query: " $2, $3 }'
 awk -F '\t' -v OFS='\t' "$PROMPTED" $DE_EN_DEV > runs/prompted-dev.tsv
+for language in de en; do
+    awk -F '\t' -v OFS='\t' "$PROMPTED" $DATA/german/stsb-$language-test.tsv \
+        > runs/prompted-test-$language.tsv
+done
 
 # A BEIR folder's passages, their sentences, or the questions of its training split, one per line.
 texts() {
@@ -827,11 +832,6 @@ python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k
     --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
     --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
     --seed 0 --output runs/e5-KD-4e-4
-# e5-KD-8e-4
-python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 8e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
-    --seed 0 --output runs/e5-KD-8e-4
 # e5-CKD-0.02-4e-4
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
     --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
@@ -847,26 +847,11 @@ python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-laye
     --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
     --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
     --precision bf16 --seed 0 --output runs/e5-CKD-0.05-4e-4
-# e5-CKD-0.05-8e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-8e-4
 # e5-CKD-0.1-4e-4
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
     --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
     --temperature 0.1 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
     --precision bf16 --seed 0 --output runs/e5-CKD-0.1-4e-4
-# e5-CKD-0.05-4e-4-128
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
-    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-CKD-0.05-4e-4-128
-# e5-CKD-0.05-8e-4-128
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-CKD-0.05-8e-4-128
 # e5-ConGen-0.02-4e-4
 python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
     --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
@@ -911,6 +896,127 @@ python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-2
     --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
     --batch-size 64 --lr 8e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
     --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-8e-4
+# e5-KD-16e-4
+python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 16e-4 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed 0 --output runs/e5-KD-16e-4
+# e5-KD-8e-4: seeds 0, 1, 2
+python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 8e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
+    --seed $SEED --output runs/e5-KD-8e-4-$SEED
+# e5-CKD-0.05-8e-4: seeds 0, 1, 2
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
+    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
+    --precision bf16 --seed $SEED --output runs/e5-CKD-0.05-8e-4-$SEED
+# e5-ConGen-0.2-4e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
+    --teacher-temperature 0.2 --student-temperature 0.2 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.2-4e-4
+# e5-ConGen-0.1-8e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
+    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.1-8e-4
+# e5-ConGen-0.2-8e-4
+python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
+    --teacher-temperature 0.2 --student-temperature 0.2 --queue-size 16384 --head identity \
+    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
+    --output runs/e5-ConGen-0.2-8e-4
+# e5-IBKD-0.1-8e-4
+python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
+    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
+    --batch-size 64 --lr 8e-4 --temperature 0.1 --max-length 128 --eval-steps 410 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.1-8e-4
+# e5-losses-sts-de
+python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
+    runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
+    runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
+    runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
+    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 runs/e5-three-300k-one-epoch \
+    --pairs runs/prompted-test-de.tsv
+# e5-losses-xquad-de
+python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
+    runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
+    runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
+    runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
+    runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
+    runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-de
+# e5-losses-sts-en
+python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
+    runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
+    runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
+    runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
+    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 runs/e5-three-300k-one-epoch \
+    --pairs runs/prompted-test-en.tsv
+# e5-losses-xquad-en
+python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
+    runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
+    runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
+    runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
+    runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
+    runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-en
+# e5-three-300k-one-epoch
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
+    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-300k-one-epoch
+# e5-six-300k: seeds 0, 1, 2
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers SIXCUT \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 3 --batch-size 128 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 1220 \
+    --group-by-length --precision bf16 --seed $SEED --output runs/e5-six-300k-$SEED
+# e5-six-300k-query: seeds 0, 1, 2
+python results/default_prompt.py runs/e5-six-300k-$SEED runs/e5-six-300k-query-$SEED query
+# e5-six-300k-4-bits: seeds 0, 1, 2
+python -m extras.quantize runs/e5-six-300k-query-$SEED --bits 4 --group-size 64 \
+    --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
+# e5-three-300k: seeds 0, 1, 2
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 3 --batch-size 128 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 1220 \
+    --group-by-length --precision bf16 --seed $SEED --output runs/e5-three-300k-$SEED
+# e5-three-300k-query: seeds 0, 1, 2
+python results/default_prompt.py runs/e5-three-300k-$SEED runs/e5-three-300k-query-$SEED query
+# e5-three-300k-4-bits: seeds 0, 1, 2
+python -m extras.quantize runs/e5-three-300k-query-$SEED --bits 4 --group-size 64 \
+    --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
+# e5-300k-sts-de: seeds 0, 1, 2
+python eval_sts.py runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+    --pairs $DATA/german/stsb-de-test.tsv
+# e5-300k-sts-en: seeds 0, 1, 2
+python eval_sts.py runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+    --pairs $DATA/german/stsb-en-test.tsv
+# e5-300k-xquad-de: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+    --beir $DATA/german/xquad-de
+# e5-300k-xquad-en: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+    --beir $DATA/german/xquad-en
+# e5-300k-news: seeds 0, 1, 2
+python eval_sts.py runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+    --translations $DATA/german/news.en-de.tsv
+# e5-300k-sts-de-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-six-300k-query-$SEED \
+    runs/e5-three-300k-query-$SEED --pairs $DATA/german/stsb-de-test.tsv
+# e5-300k-sts-en-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-six-300k-query-$SEED \
+    runs/e5-three-300k-query-$SEED --pairs $DATA/german/stsb-en-test.tsv
+# e5-300k-xquad-de-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-six-300k-query-$SEED \
+    runs/e5-three-300k-query-$SEED --beir $DATA/german/xquad-de
+# e5-300k-xquad-en-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-six-300k-query-$SEED \
+    runs/e5-three-300k-query-$SEED --beir $DATA/german/xquad-en
+# e5-300k-news-4-bits: seeds 0, 1, 2
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-six-300k-query-$SEED \
+    runs/e5-three-300k-query-$SEED --translations $DATA/german/news.en-de.tsv
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
     --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
@@ -1154,3 +1260,58 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three
 # mix-large-xquad-4-bits: seeds 0, 1, 2
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
     runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
+# agreement-general: seeds 0, 1, 2
+python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
+    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
+    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/last2k.txt
+# agreement-general-layers
+python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
+    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
+    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
+    runs/minilm-4-5 --agreement runs/last2k.txt
+# agreement-scifact: seeds 0, 1, 2
+python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
+    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
+    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/scifact-passages.txt
+# agreement-scifact-layers
+python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
+    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
+    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
+    runs/minilm-4-5 --agreement runs/scifact-passages.txt
+# agreement-qnli: seeds 0, 1, 2
+python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
+    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
+    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/qnli-passages.txt
+# agreement-qnli-layers
+python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
+    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
+    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
+    runs/minilm-4-5 --agreement runs/qnli-passages.txt
+# agreement-xquad: seeds 0, 1, 2
+python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
+    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
+    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/xquad-en-passages.txt
+# agreement-xquad-layers
+python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
+    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
+    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
+    runs/minilm-4-5 --agreement runs/xquad-en-passages.txt
+# minilm-scifact
+python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
+    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
+    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
+    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/retrieval/scifact
+# minilm-qnli
+python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
+    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
+    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
+    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/retrieval/qnli
+# minilm-xquad
+python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
+    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
+    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
+    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/german/xquad-en

@@ -62,6 +62,27 @@ def test_translation_accuracy_is_that_of_plain_loops(scores_of, models_folder, t
     assert scores_of(models_folder / "mean", "--translations", tmp_path / "pairs.tsv") == expected
 
 
+def test_agreement_is_that_of_plain_loops(scores_of, models_folder, tmp_path):
+    texts = demo_sentences(40)
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    pairs, shared = [], 0
+    vectors = []
+    for name in ("wide", "mean"):
+        encoder = common.load_encoder(models_folder / name)
+        vectors.append(common.encode(eval_sts.embed, encoder, texts).tolist())
+    for i in range(len(texts)):
+        others = [j for j in range(len(texts)) if j != i]
+        scores = [{j: cosine(of[i], of[j]) for j in others} for of in vectors]
+        pairs += [[of[j] for of in scores] for j in others if j > i]
+        nearest = [sorted(others, key=of.get)[-10:] for of in scores]
+        shared += len(set(nearest[0]) & set(nearest[1]))
+    correlation = spearmanr(*zip(*pairs)).statistic
+    assert 40 < shared < 380  # of 400: neither none nor all
+    expected = [pytest.approx(100 * correlation, abs=1e-2), pytest.approx(shared / 4)]
+    models = models_folder / "wide", models_folder / "mean"
+    assert scores_of(*models, "--agreement", tmp_path / "texts.txt") == expected
+
+
 def test_one_long_text_among_translations_takes_its_own_memory_only(monkeypatch):
     """Of 300 texts in an array of fixed width, each would take as much as the longest."""
     pairs = [(f"text {i}", f"Text {i}") for i in range(299)] + [("long " * 20_000, "Lang")]
