@@ -964,13 +964,13 @@ python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-
     runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-en
 # e5-three-300k-one-epoch
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 256 \
+    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 305 \
     --group-by-length --precision bf16 --seed 0 --output runs/e5-three-300k-one-epoch
 # e5-six-300k: seeds 0, 1, 2
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers SIXCUT \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 3 --batch-size 128 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 1220 \
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 4 --batch-size 256 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
     --group-by-length --precision bf16 --seed $SEED --output runs/e5-six-300k-$SEED
 # e5-six-300k-query: seeds 0, 1, 2
 python results/default_prompt.py runs/e5-six-300k-$SEED runs/e5-six-300k-query-$SEED query
@@ -979,8 +979,8 @@ python -m extras.quantize runs/e5-six-300k-query-$SEED --bits 4 --group-size 64 
     --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
 # e5-three-300k: seeds 0, 1, 2
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 3 --batch-size 128 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 1220 \
+    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 4 --batch-size 256 \
+    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
     --group-by-length --precision bf16 --seed $SEED --output runs/e5-three-300k-$SEED
 # e5-three-300k-query: seeds 0, 1, 2
 python results/default_prompt.py runs/e5-three-300k-$SEED runs/e5-three-300k-query-$SEED query

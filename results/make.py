@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
+from scipy.stats import spearmanr
 
 plt.switch_backend("agg")
 plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbelow": True})
@@ -49,47 +50,45 @@ CURVE = {  # student, teacher, loss: the runs with these amounts, or "-"
     "three layers, the larger one, CKD": "three-M-CKD-20k - - -",
 }
 CUTS = {  # runs that differ in the layers alone
-    "all-MiniLM-L6-v2, three": "layers-0-3-5 layers-2-4-5 layers-1-4-5 KD-0",
-    "all-MiniLM-L6-v2, two": "layers-0-5 layers-1-5 layers-2-5",
-    "all-mpnet-base-v2, three": "mpnet-0-7-11 mpnet-0-10-11 mpnet-3-7-11",
-    "multilingual-e5-small, three": "e5-0-10-11 e5-3-9-11 e5-3-7-11",
+    "all-MiniLM-L6-v2, three": "minilm-0-1-5 minilm-0-2-5 minilm-0-3-5 minilm-0-4-5 minilm-1-2-5 "
+    "minilm-1-3-5 minilm-1-4-5 minilm-2-3-5 minilm-2-4-5 minilm-3-4-5",
+    "all-MiniLM-L6-v2, two": "minilm-0-5 minilm-1-5 minilm-2-5 minilm-3-5 minilm-4-5",
+    "all-mpnet-base-v2, three": "mpnet-0-7-11 mpnet-0-10-11 mpnet-1-4-11 mpnet-3-7-11 mpnet-4-9-11",
+    "multilingual-e5-small, three": "e5-0-1-11 e5-0-4-11 e5-0-7-11 e5-0-8-11 e5-0-10-11 e5-1-3-11 "
+    "e5-1-4-11 e5-1-7-11 e5-1-8-11 e5-3-7-11 e5-3-9-11 e5-4-9-11 e5-9-10-11",
+    "multilingual-e5-small, six": "e5-six-0-1-2-9-10-11 e5-six-0-1-4-5-9-11 e5-six-0-1-4-9-10-11 "
+    "e5-six-0-2-4-7-9-11 e5-six-0-4-5-9-10-11 e5-six-1-3-5-7-9-11",
 }
 OWN_TEXT = {  # title: run
-    "general sentences alone": "general",
-    "half SciFact's passages, sentences and questions": "own",
-    "half SciFact's sentences": "own-sentences",
-    "a quarter SciFact's passages": "own-passages",
-    "SciFact's text alone": "own-all",
+    "general sentences alone": "text-general",
+    "half SciFact's passages, sentences and questions": "text-own",
+    "the same, 64 tokens": "text-own-64",
+    "the same, 256 tokens": "text-own-256",
+    "the same without the questions": "text-own-no-questions",
+    "half SciFact's sentences": "text-own-sentences",
+    "a quarter SciFact's passages": "text-own-passages",
+    "SciFact's text alone": "text-own-all",
 }
 SEARCH_NAMES = ("SciFact", "QNLI", "XQuAD-R")
-MIX = {  # name: title, runs
-    "three": ("three (1,4,5)", "mix-three-0"),
-    "two": ("two (0,5), 20,000 tokens", "mix-two"),
-    "one": ("one (5), 20,000 tokens", "mix-one"),
+MIX = {  # title: run
+    "three (1,4,5)": "mix-three-large",
+    "two (0,5), 20,000 tokens": "mix-two-large",
+    "one (5), 20,000 tokens": "mix-one-large",
 }
+SEEDS = (0, 1, 2)
 E5 = "intfloat/multilingual-e5-small"
 E5_ROWS = {E5: "before", "runs/e5-20k": "after"}  # of the run of extras.trim
-MULTILINGUAL = {
-    "12, all": E5,
-    "12, 20,000": "runs/e5-20k",
-    "six (0,1,2,9,10,11), 20,000": "runs/e5-six-CKD-50k-query",
-    "three (0,10,11), 20,000": "runs/e5-three-CKD-50k-query",
+E5_STUDENTS = {"six": "six (0,1,2,9,10,11)", "three": "three (0,10,11)"}
+OBJECTIVES = {  # loss: the runs, by temperature and learning rate
+    "KD": "e5-KD-2e-4 e5-KD-4e-4 e5-KD-8e-4 e5-KD-16e-4",
+    "CKD": "e5-CKD-0.02-4e-4 e5-CKD-0.05-2e-4 e5-CKD-0.05-4e-4 e5-CKD-0.05-8e-4 e5-CKD-0.1-4e-4",
+    "ConGen": "e5-ConGen-0.02-4e-4 e5-ConGen-0.05-4e-4 e5-ConGen-0.1-4e-4 e5-ConGen-0.1-8e-4 "
+    "e5-ConGen-0.2-4e-4 e5-ConGen-0.2-8e-4",
+    "IBKD": "e5-IBKD-0.02-4e-4 e5-IBKD-0.05-4e-4 e5-IBKD-0.05-8e-4 e5-IBKD-0.1-4e-4 "
+    "e5-IBKD-0.1-8e-4",
 }
-OBJECTIVES = {
-    "KD, 20,000": "e5-0-10-11",
-    "CKD, temperature 0.01": "e5-CKD-0.01",
-    "CKD, 0.02": "e5-CKD-0.02",
-    "CKD, 0.05": "e5-CKD-0.05",
-    "CKD, 0.1": "e5-CKD-0.1",
-    "ConGen, 0.02": "e5-ConGen-0.02",
-    "IBKD, 0.02": "e5-IBKD-0.02",
-    "KD, 50,000": "e5-three-50k",
-    "KD, 50,000, both prompts, passages": "e5-three-prompts-50k",
-    "CKD, 0.05, 50,000, both prompts, passages": "e5-three-CKD-50k",
-}
-PROMPTED = ("e5-three-prompts-50k", "e5-three-CKD-50k")
 TWO_LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English")
-INDEX = (MINILM, "runs/mix-three-0")
+INDEX = (MINILM, "runs/mix-three-large-0")
 INDEX_FORMATS = ("float", "int8", "sign")
 SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 FILES = {  # tokens: students, or the teacher
@@ -300,14 +299,20 @@ def transfer():
     return markdown(["model", *tasks, "mean"], rows)
 
 
+def cut_scores(runs):
+    """{layers: STS-B dev before and after training}"""
+    found = {}
+    for run in runs.split():
+        *_, layers = re.findall(r"--student-layers (\S+)", LINES[run]["command"])
+        found[layers] = (RUNS[run]["student before"]["dev"], final(run)["dev"])
+    return found
+
+
 def layer_order():
     """STS-B dev before and after training, and the ranks, for cuts of three models."""
     rows = []
     for model, runs in CUTS.items():
-        found = {}
-        for run in runs.split():
-            *_, layers = re.findall(r"--student-layers (\S+)", LINES[run]["command"])
-            found[layers] = (RUNS[run]["student before"]["dev"], final(run)["dev"])
+        found = cut_scores(runs)
         orders = [sorted(found, key=lambda cut, i=i: -found[cut][i]) for i in (0, 1)]
         for layers in orders[0]:
             ranks = [str(1 + order.index(layers)) for order in orders]
@@ -316,44 +321,88 @@ def layer_order():
     return markdown(header, rows)
 
 
+def layer_prediction():
+    """How well the order before training predicts the one after."""
+    rows = []
+    for model, runs in CUTS.items():
+        found = cut_scores(runs)
+        before, after = zip(*found.values())
+        first = found[max(found, key=lambda cut: found[cut][0])][1]  # noqa: B023
+        correlation = spearmanr(before, after).statistic
+        rows.append([model, str(len(found)), correlation, first, max(after), min(after)])
+    header = ["model, how many", "cuts", "Spearman", "first untrained", "best", "worst"]
+    return markdown(header, rows)
+
+
 SEARCHES = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
 SEARCH_HEADER = [f"{name} {key}" for name, key in zip(SEARCH_NAMES, SEARCHES.values())]
 
 
+def of_seeds(run, model, key):
+    """A score of each seed: run NAME-SEED has a table with the row runs/MODEL-SEED."""
+    runs = {seed: RUNS.get(f"{run}-{seed}", {}) for seed in SEEDS}
+    rows = [table.get(f"runs/{model}-{seed}") for seed, table in runs.items()]
+    return [row[key] for row in rows if row]
+
+
 def search_scores(runs, model):
-    """A model's score on each data set, in the tables of the runs NAME-scifact, ..."""
-    return [RUNS[runs.format(task)][model][key] for task, key in SEARCHES.items()]
+    """A model's scores on each data set, by seed, in the tables of the runs NAME-scifact, ..."""
+    return [of_seeds(runs.format(task), model, key) for task, key in SEARCHES.items()]
+
+
+def teacher_searches():
+    return [RUNS[f"text-{task}-0"][MINILM][key] for task, key in SEARCHES.items()]
 
 
 def own_text():
     """SciFact, QNLI, XQuAD-R and STS-B dev by training text."""
-    rows = [["(the teacher)", *search_scores("text-{}", MINILM), TEACHER["dev"]]]
+    rows = [["(the teacher)", *teacher_searches(), TEACHER["dev"]]]
     for title, run in OWN_TEXT.items():
-        found = search_scores("text-{}", f"runs/text-{run}")
-        rows.append([title, *found, final(f"text-{run}")["dev"]])
+        rows.append([title, *search_scores("text-{}", run), scores(run, "dev")])
     return markdown(["20,000 texts", *SEARCH_HEADER, "STS-B dev"], rows)
 
 
 def mix():
-    """Students of three corpora, in fp32 (three seeds of three layers) and in 4 bits."""
-    rows = [
-        [
-            "six (the teacher)",
-            "fp32",
-            f"{file_numbers('six')[0]['MB']:.0f}",
-            *search_scores("text-{}", MINILM),
-        ]
-    ]
-    rows[0] += [TEACHER["dev"], TEACHER["avg"]]
-    for name, (title, folders) in MIX.items():
-        seeds = [search_scores("mix-{}", f"runs/{folder}") for folder in folders.split()]
-        dev = [final(folder)["dev"] for folder in folders.split()]
-        rows.append([title, "fp32", "", *map(list, zip(*seeds)), dev, ""])
-        four = RUNS[f"mix-{name}-4-bits"]["4 bits"]
-        found = search_scores("mix-{}-4-bits", f"runs/{folders.split()[0]}")
-        average = mean(four[key] for key in COLUMNS[2:])
-        rows.append([title, "4 bits", f"{four['MB']:.1f}", *found, "", average])
-    return markdown(["layers", "format", "MB", *SEARCH_HEADER, "STS-B dev", "STS average"], rows)
+    """Students of three corpora, in fp32 and in 4 bits."""
+    size = f"{file_numbers('six')[0]['MB']:.0f}"
+    rows = [["six (the teacher)", "fp32", size, *teacher_searches(), TEACHER["avg"]]]
+    for title, run in MIX.items():
+        for form, suffix in (("fp32", ""), ("4 bits", "-4-bits")):
+            size = f"{RUNS[f'{run}-4-bits-0']['4 bits']['MB']:.1f}" if suffix else ""
+            found = search_scores("mix-large-{}" + suffix, run)
+            average = of_seeds("mix-large-sts" + suffix, run, "avg")
+            rows.append([title, form, size, *found, average])
+    return markdown(["layers", "format", "MB", *SEARCH_HEADER, "STS average"], rows)
+
+
+def agreement_rows():
+    """{set of texts: [(Spearman, ten nearest, {task: score}) of each student]}"""
+    rows = {}
+    for text in ("general", *SEARCHES):
+        rows[text] = []
+        for group in ("0", "1", "2", "layers"):
+            for model, row in RUNS[f"agreement-{text}-{group}"].items():
+                run = model.removeprefix("runs/")
+                found = {"STS-B dev": final(run)["dev"]}
+                for task, key in SEARCHES.items():
+                    tables = f"minilm-{task}", f"text-{task}-{group}", f"mix-large-{task}-{group}"
+                    scored = [RUNS[name][model] for name in tables if model in RUNS.get(name, {})]
+                    found[task] = scored[0][key]
+                rows[text].append((row["Spearman"], row["ten nearest"], found))
+    return rows
+
+
+def agreement():
+    """Does agreement with the teacher predict scores? Rank correlations over the students."""
+    rows = []
+    for text, students in agreement_rows().items():
+        for number, measure in enumerate(("Spearman", "ten nearest")):
+            row = [f"{measure}, texts of {text}"]
+            for task in students[0][2]:
+                pairs = [(student[number], student[2][task]) for student in students]
+                row.append(float(spearmanr(*zip(*pairs)).statistic))
+            rows.append(row)
+    return markdown(["agreement", "STS-B dev", *SEARCH_NAMES], rows)
 
 
 def index():
@@ -373,61 +422,66 @@ def index():
     return markdown(["dimensions", "format", "bytes", *names], rows)
 
 
-def two_languages(model, suffix=""):
-    """STS-B test, XQuAD-R's MRR@10: German and English -> four scores."""
-    found = [*RUNS[f"e5-sts-de{suffix}"][model].values()]
-    found += RUNS[f"e5-sts-en{suffix}"][model].values()
-    return found + [
-        RUNS[f"e5-xquad-{language}{suffix}"][model]["MRR@10"] for language in ("de", "en")
-    ]
+def two_languages(model):
+    """STS-B test, XQuAD-R's MRR@10: German and English -> four scores of the whole model."""
+    found = [*RUNS["e5-sts-de"][model].values(), *RUNS["e5-sts-en"][model].values()]
+    return found + [RUNS[f"e5-xquad-{language}"][model]["MRR@10"] for language in ("de", "en")]
+
+
+def two_languages_by_seed(run, model, suffix=""):
+    """The same of a student, with a list of seeds for each."""
+    found = []
+    for task in ("sts-de", "sts-en", "xquad-de", "xquad-en"):
+        file = f"data/german/stsb-{task[-2:]}-test.tsv"
+        key = "MRR@10" if "xquad" in task else file
+        found.append(of_seeds(f"{run}-{task}{suffix}", model, key))
+    return found
 
 
 def multilingual():
     """multilingual-e5-small, cut to two languages, and its students as they ship."""
     rows = []
-    for title, model in MULTILINGUAL.items():
-        depth = re.search("three|six", model)
-        files = RUNS[f"e5-{depth[0]}-4-bits"] if depth else {}
-        size = (
-            files["fp32, ONNX Runtime"]["MB"]
-            if depth
-            else RUNS["e5-20k"][E5_ROWS[model]]["MB, fp32"]
-        )
+    for title, model in {"12, all": E5, "12, 20,000": "runs/e5-20k"}.items():
+        size = RUNS["e5-20k"][E5_ROWS[model]]["MB, fp32"]
         news = [*RUNS["e5-news"][model].values()]
         rows.append([title, "fp32", f"{size:.0f}", *two_languages(model), *news])
-        if depth:
-            scores_in_4_bits = two_languages(model, "-4-bits")
-            news = [*RUNS["e5-news-4-bits"][model].values()]
-            size = f"{files['4 bits']['MB']:.1f}"
-            rows.append([title, "4 bits", size, *scores_in_4_bits, *news])
+    for depth, title in E5_STUDENTS.items():
+        file = RUNS[f"e5-{depth}-300k-4-bits-0"]["4 bits"]
+        model = f"e5-{depth}-300k-query"
+        for form, suffix in (("fp32", ""), ("4 bits", "-4-bits")):
+            size = f"{file['MB']:.1f}" if suffix else f"{4 * file['M parameters']:.0f}"
+            news = [of_seeds(f"e5-300k-news{suffix}", model, way) for way in ("1 -> 2", "2 -> 1")]
+            found = two_languages_by_seed("e5-300k", model, suffix)
+            rows.append([f"{title}, 20,000", form, size, *found, *news])
     header = ["layers, tokens", "format", "MB", *TWO_LANGUAGES, "news: en to de", "de to en"]
     return markdown(header, rows)
 
 
 def two_languages_sizes():
     """README's table of a multilingual model: as it is, and its students in 4 bits."""
-    rows = [
-        [
-            "12, 250,037 tokens (the model)",
-            f"{RUNS['e5-20k']['before']['MB, fp32']:.0f}",
-            *two_languages(E5),
-        ]
-    ]
-    for depth in ("six", "three"):
-        size = f"{RUNS[f'e5-{depth}-4-bits']['4 bits']['MB']:.1f}"
-        model = f"runs/e5-{depth}-CKD-50k-query"
-        rows.append([f"{depth}, 20,000 tokens, 4 bits", size, *two_languages(model, "-4-bits")])
+    size = f"{RUNS['e5-20k']['before']['MB, fp32']:.0f}"
+    rows = [["12, 250,037 tokens (the model)", size, *two_languages(E5)]]
+    for depth in E5_STUDENTS:
+        size = f"{RUNS[f'e5-{depth}-300k-4-bits-0']['4 bits']['MB']:.1f}"
+        found = two_languages_by_seed("e5-300k", f"e5-{depth}-300k-query", "-4-bits")
+        rows.append([f"{depth}, 20,000 tokens, 4 bits", size, *found])
     return markdown(["layers", "MB", *TWO_LANGUAGES], rows)
 
 
 def objectives():
-    """Three layers of multilingual-e5-small by loss; dev chose the temperature."""
+    """Three layers of multilingual-e5-small by loss, temperature and rate; then more sentences."""
+    tables = [RUNS[f"e5-losses-{task}"] for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
     rows = []
-    for title, run in OBJECTIVES.items():
-        folder = f"runs/{run}" + "-query" * (run in PROMPTED)
-        tested = two_languages(folder) if folder in RUNS["e5-xquad-de"] else [""] * 4
-        rows.append([title, final(run)["dev"], *tested])
-    return markdown(["loss, sentences", "dev", *TWO_LANGUAGES], rows)
+    for loss, runs in OBJECTIVES.items():
+        for run in runs.split():
+            pattern = re.compile(rf"runs/{run}(-\d)?")
+            found = [
+                [row for name, row in table.items() if pattern.fullmatch(name)] for table in tables
+            ]
+            tested = [[next(iter(row.values())) for row in part] or "" for part in found]
+            setting = run.removeprefix(f"e5-{loss}-").replace("-", ", ", 1)
+            rows.append([f"{loss}, {setting}", scores(run, "dev"), *tested])
+    return markdown(["loss, temperature, rate", "dev", *TWO_LANGUAGES], rows)
 
 
 def all_tables():
@@ -462,11 +516,13 @@ def all_tables():
         "language": language(),
         "transfer": transfer(),
         "layers": layer_order(),
+        "prediction": layer_prediction(),
         "multilingual": multilingual(),
         "two-languages": two_languages_sizes(),
         "objectives": objectives(),
         "own-text": own_text(),
         "mix": mix(),
+        "agreement": agreement(),
         "index": index(),
         "pairs-stsb": pairs("stsb"),
         "pairs-mrpc": pairs("mrpc"),
