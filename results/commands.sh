@@ -1118,6 +1118,64 @@ python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own
 # text-xquad
 python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all --beir $DATA/german/xquad-en
+# text-own-64
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64
+# text-own-256
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256
+# text-own-no-questions
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
+    --train runs/own-no-questions-20k.txt --max-length 128 --output runs/text-own-no-questions
+# text-general: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
+# text-own: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
+# text-scifact-more
+python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    --beir $DATA/retrieval/scifact
+# text-scifact: seeds 1, 2
+python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
+    --beir $DATA/retrieval/scifact
+# text-qnli-more
+python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    --beir $DATA/retrieval/qnli
+# text-qnli: seeds 1, 2
+python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
+    --beir $DATA/retrieval/qnli
+# text-xquad-more
+python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    --beir $DATA/german/xquad-en
+# text-xquad: seeds 1, 2
+python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
+    --beir $DATA/german/xquad-en
+# agreement-general
+python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
+    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/last2k.txt
+# agreement-scifact
+python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
+    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/scifact-sentences.txt
+# agreement-qnli
+python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
+    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/qnli-passages.txt
+# agreement-xquad
+python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
+    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
+    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/xquad-en-passages.txt
 # mix-three-0
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
@@ -1165,39 +1223,6 @@ python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
 # index-qnli
 python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
     --beir $DATA/retrieval/qnli
-# text-general: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
-# text-own: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
-# text-own-sentences: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences-$SEED
-# text-own-passages: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages-$SEED
-# text-own-all: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-all.txt --max-length 128 --output runs/text-own-all-$SEED
-# text-own-64: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64-$SEED
-# text-own-256: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256-$SEED
-# text-own-no-questions: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-no-questions-20k.txt --max-length 128 \
-    --output runs/text-own-no-questions-$SEED
 # mix-three-large: seeds 0, 1, 2
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 3 \
     --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length --precision bf16 --seed $SEED \
@@ -1212,27 +1237,12 @@ python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-la
     --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length \
     --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
     --output runs/mix-one-large-$SEED
-# text-scifact: seeds 0, 1, 2
-python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
-    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
-    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
-    --beir $DATA/retrieval/scifact
 # mix-large-scifact: seeds 0, 1, 2
 python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
     runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
-# text-qnli: seeds 0, 1, 2
-python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
-    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
-    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
-    --beir $DATA/retrieval/qnli
 # mix-large-qnli: seeds 0, 1, 2
 python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
     runs/mix-one-large-$SEED --beir $DATA/retrieval/qnli
-# text-xquad: seeds 0, 1, 2
-python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
-    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
-    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
-    --beir $DATA/german/xquad-en
 # mix-large-xquad: seeds 0, 1, 2
 python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
     runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
@@ -1248,70 +1258,27 @@ python -m extras.quantize runs/mix-two-large-$SEED --bits 4 --group-size 64 --pa
 # mix-one-large-4-bits: seeds 0, 1, 2
 python -m extras.quantize runs/mix-one-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
     --rounds 1 --rows '4 bits'
-# mix-large-sts-4-bits: seeds 0, 1, 2
+# mix-large-sts-4-bits-0
+python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-0 runs/mix-two-large-0 \
+    runs/mix-one-large-0 --senteval $DATA/senteval
+# mix-large-sts-4-bits: seeds 1, 2
 python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --senteval $DATA/senteval
-# mix-large-scifact-4-bits: seeds 0, 1, 2
+    runs/mix-two-large-$SEED --senteval $DATA/senteval
+# mix-large-scifact-4-bits-0
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
+    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/scifact
+# mix-large-scifact-4-bits: seeds 1, 2
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
-# mix-large-qnli-4-bits: seeds 0, 1, 2
+    runs/mix-two-large-$SEED --beir $DATA/retrieval/scifact
+# mix-large-qnli-4-bits-0
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
+    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/qnli
+# mix-large-qnli-4-bits: seeds 1, 2
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/retrieval/qnli
-# mix-large-xquad-4-bits: seeds 0, 1, 2
+    runs/mix-two-large-$SEED --beir $DATA/retrieval/qnli
+# mix-large-xquad-4-bits-0
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
+    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/german/xquad-en
+# mix-large-xquad-4-bits: seeds 1, 2
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
-# agreement-general: seeds 0, 1, 2
-python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
-    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
-    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/last2k.txt
-# agreement-general-layers
-python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
-    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
-    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
-    runs/minilm-4-5 --agreement runs/last2k.txt
-# agreement-scifact: seeds 0, 1, 2
-python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
-    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
-    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/scifact-passages.txt
-# agreement-scifact-layers
-python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
-    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
-    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
-    runs/minilm-4-5 --agreement runs/scifact-passages.txt
-# agreement-qnli: seeds 0, 1, 2
-python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
-    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
-    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/qnli-passages.txt
-# agreement-qnli-layers
-python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
-    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
-    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
-    runs/minilm-4-5 --agreement runs/qnli-passages.txt
-# agreement-xquad: seeds 0, 1, 2
-python eval_sts.py $T runs/text-general-$SEED runs/text-own-$SEED runs/text-own-sentences-$SEED \
-    runs/text-own-passages-$SEED runs/text-own-all-$SEED runs/text-own-64-$SEED \
-    runs/text-own-256-$SEED runs/text-own-no-questions-$SEED runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED runs/mix-one-large-$SEED --agreement runs/xquad-en-passages.txt
-# agreement-xquad-layers
-python eval_sts.py $T runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 runs/minilm-0-4-5 \
-    runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 runs/minilm-2-4-5 \
-    runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 runs/minilm-3-5 \
-    runs/minilm-4-5 --agreement runs/xquad-en-passages.txt
-# minilm-scifact
-python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
-    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
-    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
-    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/retrieval/scifact
-# minilm-qnli
-python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
-    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
-    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
-    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/retrieval/qnli
-# minilm-xquad
-python -m extras.eval_retrieval runs/minilm-0-1-5 runs/minilm-0-2-5 runs/minilm-0-3-5 \
-    runs/minilm-0-4-5 runs/minilm-1-2-5 runs/minilm-1-3-5 runs/minilm-1-4-5 runs/minilm-2-3-5 \
-    runs/minilm-2-4-5 runs/minilm-3-4-5 runs/minilm-0-5 runs/minilm-1-5 runs/minilm-2-5 \
-    runs/minilm-3-5 runs/minilm-4-5 --beir $DATA/german/xquad-en
+    runs/mix-two-large-$SEED --beir $DATA/german/xquad-en
