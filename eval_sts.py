@@ -106,14 +106,17 @@ def agreement(student, teacher):
     return {"Spearman": 100 * float(correlation), "ten nearest": 100 * float(shared.float().mean())}
 
 
+def sample_texts(args):
+    """The texts of --agreement, at most SAMPLE of them. Raises UserError."""
+    texts = read_sentences(args.agreement)
+    if len(texts) <= NEAREST or len(args.models) < 2:
+        needs = f"a teacher, then students, and more than {NEAREST} texts"
+        raise UserError(f"--agreement {args.agreement}: needs {needs}")
+    return random.Random(0).sample(texts, min(SAMPLE, len(texts)))
+
+
 def read_data(args):
-    """What the options name: {name: scored pairs}, translations, or texts. Raises UserError."""
-    if args.agreement:
-        texts = read_sentences(args.agreement)
-        if len(texts) <= NEAREST or len(args.models) < 2:
-            needs = f"a teacher, then students, and more than {NEAREST} texts"
-            raise UserError(f"--agreement {args.agreement}: needs {needs}")
-        return random.Random(0).sample(texts, min(SAMPLE, len(texts)))
+    """The scored pairs that the options name -> {name: pairs}; translations. Raises UserError."""
     if args.translations:
         return read_text_pairs(args.translations)
     if args.pairs:
@@ -145,7 +148,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    data = read_data(args)
+    data = sample_texts(args) if args.agreement else read_data(args)
     score = translation_accuracy if args.translations else spearman
     score = cosines if args.agreement else score
     rows = {}

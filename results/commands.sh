@@ -787,37 +787,10 @@ python -m extras.layers $M --keep 3 --sample 100 --dev $STSB_DEV
 # scan-e5
 python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
 
+# scan-e5-six
+python -m extras.layers runs/e5-20k --keep 6 --dev $DE_EN_DEV
+
 ## multilingual
-# e5-CKD-0.02
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 --queue-size 16384 \
-    --output runs/e5-CKD-0.02
-# e5-CKD-0.01
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.01 --queue-size 16384 \
-    --output runs/e5-CKD-0.01
-# e5-CKD-0.05
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --output runs/e5-CKD-0.05
-# e5-CKD-0.1
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --temperature 0.1 --queue-size 16384 \
-    --output runs/e5-CKD-0.1
-# e5-ConGen-0.02
-python congen.py --teacher $E --student runs/e5-20k --student-layers 0,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --lr 4e-4 --teacher-temperature 0.02 --student-temperature 0.02 \
-    --queue-size 16384 --head identity --output runs/e5-ConGen-0.02
-# e5-IBKD-0.02
-python ibkd.py --stage distill --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --lr 4e-4 --temperature 0.02 \
-    --output runs/e5-IBKD-0.02
 # e5-plain
 python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
@@ -870,12 +843,6 @@ python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-l
     --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --head identity \
     --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
     --output runs/e5-ConGen-0.1-4e-4
-# e5-ConGen-0.05-8e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
-    --teacher-temperature 0.05 --student-temperature 0.05 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.05-8e-4
 # e5-IBKD-0.02-4e-4
 python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
     --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
@@ -962,6 +929,16 @@ python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-
     runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
     runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
     runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-en
+# try-128-8e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
+    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
+    --group-by-length --precision bf16 --seed 0 --output runs/try-128-8e-4
+# try-256-16e-4
+python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
+    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 256 \
+    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 103 \
+    --group-by-length --precision bf16 --seed 0 --output runs/try-256-16e-4
 # e5-three-300k-one-epoch
 python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
     --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 256 \
@@ -1027,66 +1004,45 @@ python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64
     --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
     --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
     --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
-# e5-six-CKD-50k
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
-    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-six-CKD-50k
-# e5-three-CKD-50k
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 \
-    --lr 4e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-CKD-50k
 # e5-three-prompts-50k-query
 python results/default_prompt.py runs/e5-three-prompts-50k runs/e5-three-prompts-50k-query query
-# e5-three-CKD-50k-query
-python results/default_prompt.py runs/e5-three-CKD-50k runs/e5-three-CKD-50k-query query
-# e5-six-CKD-50k-query
-python results/default_prompt.py runs/e5-six-CKD-50k runs/e5-six-CKD-50k-query query
 # e5-sts-de
-python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
-    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
+python eval_sts.py $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    --pairs $DATA/german/stsb-de-test.tsv
 # e5-xquad-de
-python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
-    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-de
+python -m extras.eval_retrieval $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    --beir $DATA/german/xquad-de
 # e5-xquad-de-query
 python -m extras.eval_retrieval $E --beir $DATA/german/xquad-de --passage-prompt "query: "
 # e5-sts-en
-python eval_sts.py $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
-    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-en-test.tsv
+python eval_sts.py $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    --pairs $DATA/german/stsb-en-test.tsv
 # e5-xquad-en
-python -m extras.eval_retrieval $E runs/e5-20k runs/e5-0-10-11 runs/e5-CKD-0.02 runs/e5-CKD-0.05 \
-    runs/e5-ConGen-0.02 runs/e5-IBKD-0.02 runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-en
+python -m extras.eval_retrieval $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
+    --beir $DATA/german/xquad-en
 # e5-news
-python eval_sts.py $E runs/e5-20k runs/e5-three-CKD-50k-query runs/e5-six-CKD-50k-query \
+python eval_sts.py $E runs/e5-20k --translations $DATA/german/news.en-de.tsv
+# e5-20k-4-bits
+python -m extras.quantize runs/e5-20k --bits 4 --group-size 64 \
+    --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
+# e5-20k-sts-en-4-bits
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-20k \
+    --pairs $DATA/german/stsb-en-test.tsv
+# e5-20k-xquad-de-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-20k \
+    --beir $DATA/german/xquad-de
+# e5-20k-xquad-en-4-bits
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-20k \
+    --beir $DATA/german/xquad-en
+# e5-20k-news-4-bits
+python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-20k \
     --translations $DATA/german/news.en-de.tsv
-# e5-three-4-bits
-python -m extras.quantize runs/e5-three-CKD-50k-query --bits 4 --group-size 64 \
-    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" \
-    --rounds 1
-# e5-six-4-bits
-python -m extras.quantize runs/e5-six-CKD-50k-query --bits 4 --group-size 64 \
-    --pairs $DATA/german/stsb-de-test.tsv --rows "fp32, torch" "fp32, ONNX Runtime" "4 bits" \
-    --rounds 1
-# e5-sts-de-4-bits
-python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
-    runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-de-test.tsv
-# e5-xquad-de-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-three-CKD-50k-query \
-    runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-de
-# e5-sts-en-4-bits
-python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
-    runs/e5-six-CKD-50k-query --pairs $DATA/german/stsb-en-test.tsv
-# e5-xquad-en-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-three-CKD-50k-query \
-    runs/e5-six-CKD-50k-query --beir $DATA/german/xquad-en
-# e5-news-4-bits
-python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-three-CKD-50k-query \
-    runs/e5-six-CKD-50k-query --translations $DATA/german/news.en-de.tsv
+# e5-six-speed
+python -m extras.quantize runs/e5-six-0-1-2-9-10-11 --bits 4 --group-size 64 --pairs $STSB_TEST \
+    --rounds 2 --rows 'fp32, torch' 'fp32, ONNX Runtime' '4 bits'
+# e5-three-speed
+python -m extras.quantize runs/e5-0-10-11 --bits 4 --group-size 64 --pairs $STSB_TEST --rounds 2 \
+    --rows 'fp32, torch' 'fp32, ONNX Runtime' '4 bits'
 
 ## own-text
 # text-general
@@ -1130,52 +1086,73 @@ python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
     --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
     --train runs/own-no-questions-20k.txt --max-length 128 --output runs/text-own-no-questions
-# text-general: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
-# text-own: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
 # text-scifact-more
 python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/retrieval/scifact
-# text-scifact: seeds 1, 2
-python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
     --beir $DATA/retrieval/scifact
 # text-qnli-more
 python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
     --beir $DATA/retrieval/qnli
-# text-qnli: seeds 1, 2
-python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
-    --beir $DATA/retrieval/qnli
 # text-xquad-more
 python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
     --beir $DATA/german/xquad-en
-# text-xquad: seeds 1, 2
-python -m extras.eval_retrieval runs/text-general-$SEED runs/text-own-$SEED \
-    --beir $DATA/german/xquad-en
 # agreement-general
-python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
-    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/last2k.txt
+python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
+    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
+    --agreement runs/last2k.txt
 # agreement-scifact
-python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
-    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/scifact-sentences.txt
+python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
+    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
+    --agreement runs/scifact-sentences.txt
 # agreement-qnli
-python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
-    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/qnli-passages.txt
+python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
+    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
+    --agreement runs/qnli-passages.txt
 # agreement-xquad
-python eval_sts.py $T runs/text-general runs/text-general-1 runs/text-general-2 runs/text-own \
-    runs/text-own-1 runs/text-own-2 runs/text-own-sentences runs/text-own-passages \
-    runs/text-own-all runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    runs/mix-three-0 runs/mix-two runs/mix-one --agreement runs/xquad-en-passages.txt
+python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
+    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
+    --agreement runs/xquad-en-passages.txt
+# text-general: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
+# text-own: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
+# text-own-64: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64-$SEED
+# text-own-256: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256-$SEED
+# text-own-no-questions: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-no-questions-20k.txt --max-length 128 \
+    --output runs/text-own-no-questions-$SEED
+# text-own-sentences: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences-$SEED
+# text-own-passages: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages-$SEED
+# text-own-all: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
+    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
+    --train runs/own-all.txt --max-length 128 --output runs/text-own-all-$SEED
+# text-qnli: seeds 0, 1, 2
+python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
+    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
+    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
+    --beir $DATA/retrieval/qnli
 # mix-three-0
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
     --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
@@ -1218,11 +1195,9 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
     runs/mix-one --beir $DATA/german/xquad-en
 # index-scifact
-python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
-    --beir $DATA/retrieval/scifact
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/scifact
 # index-qnli
-python results/index.py $T runs/mix-three-large-0 runs/text-general-0 \
-    --beir $DATA/retrieval/qnli
+python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/qnli
 # mix-three-large: seeds 0, 1, 2
 python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 3 \
     --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length --precision bf16 --seed $SEED \
@@ -1246,6 +1221,23 @@ python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$S
 # mix-large-xquad: seeds 0, 1, 2
 python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
     runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
+# mix-two-last: seeds 1, 2
+python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
+    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 5853 --group-by-length \
+    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
+    --output runs/mix-two-last-$SEED
+# mix-two-last-4-bits: seeds 1, 2
+python -m extras.quantize runs/mix-two-last-$SEED --bits 4 --group-size 64 \
+    --senteval $DATA/senteval --rounds 1 --rows '4 bits'
+# mix-two-last-scifact-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
+    --beir $DATA/retrieval/scifact
+# mix-two-last-qnli-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
+    --beir $DATA/retrieval/qnli
+# mix-two-last-xquad-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
+    --beir $DATA/german/xquad-en
 # mix-large-sts: seeds 0, 1, 2
 python eval_sts.py runs/mix-three-large-$SEED runs/mix-two-large-$SEED runs/mix-one-large-$SEED \
     --senteval $DATA/senteval

@@ -64,16 +64,18 @@ OWN_TEXT = {  # title: run
     "half SciFact's passages, sentences and questions": "text-own",
     "the same, 64 tokens": "text-own-64",
     "the same, 256 tokens": "text-own-256",
-    "the same without the questions": "text-own-no-questions",
+    "half SciFact's passages and sentences": "text-own-no-questions",
     "half SciFact's sentences": "text-own-sentences",
     "a quarter SciFact's passages": "text-own-passages",
     "SciFact's text alone": "text-own-all",
 }
 SEARCH_NAMES = ("SciFact", "QNLI", "XQuAD-R")
-MIX = {  # title: run
-    "three (1,4,5)": "mix-three-large",
-    "two (0,5), 20,000 tokens": "mix-two-large",
-    "one (5), 20,000 tokens": "mix-one-large",
+MIX = dict(three="three (1,4,5)", two="two (0,5), 20,000 tokens", one="one (5), 20,000 tokens")
+AGREEMENT = {
+    "general": "general sentences",
+    "scifact": "SciFact's sentences",
+    "qnli": "QNLI's passages",
+    "xquad": "XQuAD-R's passages",
 }
 SEEDS = (0, 1, 2)
 E5 = "intfloat/multilingual-e5-small"
@@ -87,8 +89,13 @@ OBJECTIVES = {  # loss: the runs, by temperature and learning rate
     "IBKD": "e5-IBKD-0.02-4e-4 e5-IBKD-0.05-4e-4 e5-IBKD-0.05-8e-4 e5-IBKD-0.1-4e-4 "
     "e5-IBKD-0.1-8e-4",
 }
+MORE = {
+    "50,000, one epoch (batch 64, 8e-4)": "e5-CKD-0.05-8e-4",
+    "300,000, one epoch (batch 256, 16e-4)": "e5-three-300k-one-epoch",
+    "300,000, four epochs (batch 256, 16e-4)": "e5-three-300k",
+}
 TWO_LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English")
-INDEX = (MINILM, "runs/mix-three-large-0")
+INDEX = (MINILM, "runs/mix-three-0")
 INDEX_FORMATS = ("float", "int8", "sign")
 SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 FILES = {  # tokens: students, or the teacher
@@ -325,84 +332,96 @@ def layer_prediction():
     """How well the order before training predicts the one after."""
     rows = []
     for model, runs in CUTS.items():
-        found = cut_scores(runs)
-        before, after = zip(*found.values())
-        first = found[max(found, key=lambda cut: found[cut][0])][1]  # noqa: B023
-        correlation = spearmanr(before, after).statistic
-        rows.append([model, str(len(found)), correlation, first, max(after), min(after)])
-    header = ["model, how many", "cuts", "Spearman", "first untrained", "best", "worst"]
-    return markdown(header, rows)
+        in_order = sorted(cut_scores(runs).values(), reverse=True)  # the best untrained first
+        before, after = zip(*in_order)
+        with_first = float(spearmanr(before, after).statistic)
+        others = float(spearmanr(before[1:], after[1:]).statistic)
+        count = str(len(in_order))
+        rows.append([model, count, after[0], max(after), min(after), with_first, others])
+    header = ["model, how many", "cuts", "first untrained", "best", "worst"]
+    return markdown([*header, "rank correlation", "without the first"], rows)
 
 
 SEARCHES = dict(scifact="nDCG@10", qnli="MRR@10", xquad="MRR@10")
 SEARCH_HEADER = [f"{name} {key}" for name, key in zip(SEARCH_NAMES, SEARCHES.values())]
 
 
-def of_seeds(run, model, key):
-    """A score of each seed: run NAME-SEED has a table with the row runs/MODEL-SEED."""
-    runs = {seed: RUNS.get(f"{run}-{seed}", {}) for seed in SEEDS}
-    rows = [table.get(f"runs/{model}-{seed}") for seed, table in runs.items()]
-    return [row[key] for row in rows if row]
+def found_in(tables, model, key):
+    """A score of each seed of a model: in the rows runs/MODEL, runs/MODEL-1, ... of these runs."""
+    pattern = re.compile(rf"runs/{model}(-\d)?")
+    rows = [row for table in tables for row in RUNS.get(table, {}).items()]
+    return [row[key] for name, row in rows if pattern.fullmatch(name)]
 
 
-def search_scores(runs, model):
-    """A model's scores on each data set, by seed, in the tables of the runs NAME-scifact, ..."""
-    return [of_seeds(runs.format(task), model, key) for task, key in SEARCHES.items()]
+def search_scores(tables, model):
+    """A model's scores on each data set, by seed; {} in the names of the tables is the data set."""
+    return [
+        found_in([name.format(task) for name in tables], model, key)
+        for task, key in SEARCHES.items()
+    ]
 
 
 def teacher_searches():
-    return [RUNS[f"text-{task}-0"][MINILM][key] for task, key in SEARCHES.items()]
+    return [RUNS[f"text-{task}"][MINILM][key] for task, key in SEARCHES.items()]
 
 
 def own_text():
-    """SciFact, QNLI, XQuAD-R and STS-B dev by training text."""
-    rows = [["(the teacher)", *teacher_searches(), TEACHER["dev"]]]
+    """SciFact, QNLI, XQuAD-R and STS-B dev by training text; QNLI and dev with three seeds."""
+    scifact, qnli, xquad = teacher_searches()
+    rows = [["(the teacher)", scifact, xquad, qnli, TEACHER["dev"]]]
     for title, run in OWN_TEXT.items():
-        rows.append([title, *search_scores("text-{}", run), scores(run, "dev")])
-    return markdown(["20,000 texts", *SEARCH_HEADER, "STS-B dev"], rows)
+        found = [
+            (RUNS[f"text-{task}"] | RUNS[f"text-{task}-more"])[f"runs/{run}"][SEARCHES[task]]
+            for task in ("scifact", "xquad")
+        ]
+        found.append([RUNS[f"text-qnli-{i}"][f"runs/{run}-{i}"]["MRR@10"] for i in SEEDS])
+        found.append([final(f"{run}-{i}")["dev"] for i in SEEDS])
+        rows.append([title, *found])
+    names = [SEARCH_HEADER[i] for i in (0, 2, 1)]
+    return markdown(["20,000 texts", *names, "STS-B dev"], rows)
 
 
 def mix():
-    """Students of three corpora, in fp32 and in 4 bits."""
+    """Students of three corpora in 4 bits."""
     size = f"{file_numbers('six')[0]['MB']:.0f}"
-    rows = [["six (the teacher)", "fp32", size, *teacher_searches(), TEACHER["avg"]]]
-    for title, run in MIX.items():
-        for form, suffix in (("fp32", ""), ("4 bits", "-4-bits")):
-            size = f"{RUNS[f'{run}-4-bits-0']['4 bits']['MB']:.1f}" if suffix else ""
-            found = search_scores("mix-large-{}" + suffix, run)
-            average = of_seeds("mix-large-sts" + suffix, run, "avg")
-            rows.append([title, form, size, *found, average])
-    return markdown(["layers", "format", "MB", *SEARCH_HEADER, "STS average"], rows)
-
-
-def agreement_rows():
-    """{set of texts: [(Spearman, ten nearest, {task: score}) of each student]}"""
-    rows = {}
-    for text in ("general", *SEARCHES):
-        rows[text] = []
-        for group in ("0", "1", "2", "layers"):
-            for model, row in RUNS[f"agreement-{text}-{group}"].items():
-                run = model.removeprefix("runs/")
-                found = {"STS-B dev": final(run)["dev"]}
-                for task, key in SEARCHES.items():
-                    tables = f"minilm-{task}", f"text-{task}-{group}", f"mix-large-{task}-{group}"
-                    scored = [RUNS[name][model] for name in tables if model in RUNS.get(name, {})]
-                    found[task] = scored[0][key]
-                rows[text].append((row["Spearman"], row["ten nearest"], found))
-    return rows
+    rows = [["six (the teacher)", "", size, *teacher_searches(), TEACHER["avg"]]]
+    tables = [f"mix-large-{{}}-4-bits-{seed}" for seed in SEEDS]
+    for name, title in MIX.items():
+        folder = "mix-three-0" if name == "three" else f"mix-{name}"
+        file = RUNS[f"mix-{name}-4-bits"]["4 bits"]
+        size = f"{file['MB']:.1f}"  # of all three: their shapes are the same
+        average = mean(file[key] for key in COLUMNS[2:])
+        found = search_scores(["mix-{}-4-bits"], folder)
+        rows.append([title, "50,000, one epoch", size, *found, average])
+        found = search_scores(tables, f"mix-{name}-large")
+        averages = found_in([table.format("sts") for table in tables], f"mix-{name}-large", "avg")
+        rows.append([title, "125,000, three epochs", size, *found, averages])
+        if name == "two":
+            found = search_scores(["mix-two-last-{}-4-bits-1"], "mix-two-last")
+            last = RUNS["mix-two-last-4-bits-1"]["4 bits"]
+            average = mean(last[key] for key in COLUMNS[2:])
+            rows.append([title, "the same, the last step", size, *found, average])
+    return markdown(["layers", "texts", "MB", *SEARCH_HEADER, "STS average"], rows)
 
 
 def agreement():
     """Does agreement with the teacher predict scores? Rank correlations over the students."""
+    tables = ("text-{}", "text-{}-more", "mix-{}")
     rows = []
-    for text, students in agreement_rows().items():
-        for number, measure in enumerate(("Spearman", "ten nearest")):
-            row = [f"{measure}, texts of {text}"]
-            for task in students[0][2]:
-                pairs = [(student[number], student[2][task]) for student in students]
-                row.append(float(spearmanr(*zip(*pairs)).statistic))
-            rows.append(row)
-    return markdown(["agreement", "STS-B dev", *SEARCH_NAMES], rows)
+    for text, title in AGREEMENT.items():
+        students = RUNS[f"agreement-{text}"]
+        known = {model: final(model.removeprefix("runs/"))["dev"] for model in students}
+        columns = [list(known.values())]
+        for task, key in SEARCHES.items():
+            table = {}
+            for name in tables:
+                table |= RUNS[name.format(task)]
+            columns.append([table[model][key] for model in students])
+        for measure in ("Spearman", "ten nearest"):
+            values = [row[measure] for row in students.values()]
+            found = [float(spearmanr(values, column).statistic) for column in columns]
+            rows.append([f"{title}: {measure}", *found])
+    return markdown(["texts: agreement", "STS-B dev", *SEARCH_NAMES], rows)
 
 
 def index():
@@ -428,13 +447,13 @@ def two_languages(model):
     return found + [RUNS[f"e5-xquad-{language}"][model]["MRR@10"] for language in ("de", "en")]
 
 
-def two_languages_by_seed(run, model, suffix=""):
-    """The same of a student, with a list of seeds for each."""
+def two_languages_by_seed(model, form=""):
+    """The same of a student of 300,000 sentences, with a list of seeds for each."""
     found = []
     for task in ("sts-de", "sts-en", "xquad-de", "xquad-en"):
         file = f"data/german/stsb-{task[-2:]}-test.tsv"
         key = "MRR@10" if "xquad" in task else file
-        found.append(of_seeds(f"{run}-{task}{suffix}", model, key))
+        found.append(found_in([f"e5-300k-{task}{form}-{seed}" for seed in SEEDS], model, key))
     return found
 
 
@@ -450,8 +469,9 @@ def multilingual():
         model = f"e5-{depth}-300k-query"
         for form, suffix in (("fp32", ""), ("4 bits", "-4-bits")):
             size = f"{file['MB']:.1f}" if suffix else f"{4 * file['M parameters']:.0f}"
-            news = [of_seeds(f"e5-300k-news{suffix}", model, way) for way in ("1 -> 2", "2 -> 1")]
-            found = two_languages_by_seed("e5-300k", model, suffix)
+            tables = [f"e5-300k-news{suffix}-{seed}" for seed in SEEDS]
+            news = [found_in(tables, model, way) for way in ("1 -> 2", "2 -> 1")]
+            found = two_languages_by_seed(model, suffix)
             rows.append([f"{title}, 20,000", form, size, *found, *news])
     header = ["layers, tokens", "format", "MB", *TWO_LANGUAGES, "news: en to de", "de to en"]
     return markdown(header, rows)
@@ -463,25 +483,37 @@ def two_languages_sizes():
     rows = [["12, 250,037 tokens (the model)", size, *two_languages(E5)]]
     for depth in E5_STUDENTS:
         size = f"{RUNS[f'e5-{depth}-300k-4-bits-0']['4 bits']['MB']:.1f}"
-        found = two_languages_by_seed("e5-300k", f"e5-{depth}-300k-query", "-4-bits")
+        found = two_languages_by_seed(f"e5-{depth}-300k-query", "-4-bits")
         rows.append([f"{depth}, 20,000 tokens, 4 bits", size, *found])
     return markdown(["layers", "MB", *TWO_LANGUAGES], rows)
 
 
 def objectives():
-    """Three layers of multilingual-e5-small by loss, temperature and rate; then more sentences."""
-    tables = [RUNS[f"e5-losses-{task}"] for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
+    """Three layers of multilingual-e5-small by loss, temperature and learning rate."""
+    keys = ("runs/prompted-test-de.tsv", "runs/prompted-test-en.tsv", "MRR@10", "MRR@10")
+    tables = [f"e5-losses-{task}" for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
     rows = []
     for loss, runs in OBJECTIVES.items():
         for run in runs.split():
-            pattern = re.compile(rf"runs/{run}(-\d)?")
-            found = [
-                [row for name, row in table.items() if pattern.fullmatch(name)] for table in tables
-            ]
-            tested = [[next(iter(row.values())) for row in part] or "" for part in found]
+            tested = [found_in([table], run, key) or "" for table, key in zip(tables, keys)]
             setting = run.removeprefix(f"e5-{loss}-").replace("-", ", ", 1)
+            if loss == "KD":
+                setting = run.removeprefix("e5-KD-")
             rows.append([f"{loss}, {setting}", scores(run, "dev"), *tested])
     return markdown(["loss, temperature, rate", "dev", *TWO_LANGUAGES], rows)
+
+
+def more_sentences():
+    """Three layers of multilingual-e5-small by number of sentences, in fp32."""
+    keys = ("runs/prompted-test-de.tsv", "runs/prompted-test-en.tsv", "MRR@10", "MRR@10")
+    tables = [f"e5-losses-{task}" for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
+    rows = []
+    for title, run in MORE.items():
+        tested = [found_in([table], run, key) for table, key in zip(tables, keys)]
+        if run == "e5-three-300k":
+            tested = two_languages_by_seed("e5-three-300k-query")
+        rows.append([title, scores(run, "dev"), *tested])
+    return markdown(["sentences", "dev", *TWO_LANGUAGES], rows)
 
 
 def all_tables():
@@ -520,6 +552,7 @@ def all_tables():
         "multilingual": multilingual(),
         "two-languages": two_languages_sizes(),
         "objectives": objectives(),
+        "more-sentences": more_sentences(),
         "own-text": own_text(),
         "mix": mix(),
         "agreement": agreement(),

@@ -11,9 +11,10 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-# Before the other imports: no test reads or fills the user's own cache, or asks the Hub.
+# Before the other imports: no test reads or fills the user's own cache, asks the Hub, or has a GPU.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="distillation-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what they compare to the bit differs on a GPU
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import numpy as np
