@@ -9,7 +9,7 @@ name on the Hugging Face Hub, pooled as its folder states, unless --pooling repl
   python eval_sts.py runs/ckd --pairs demo/test.tsv   your own scored pairs
   python eval_sts.py runs/distilface --sets STS12,STS13,STS14,STS15,STS-B   DistilFACE's Table 2
   python eval_sts.py runs/congen --translations en-de.tsv
-  python eval_sts.py TEACHER runs/ckd --agreement my-texts.txt   without scores: like the teacher?
+  python eval_sts.py TEACHER runs/ckd --agreement my-texts.txt   how alike; no scores needed
 """
 
 import random

@@ -501,14 +501,23 @@ def two_languages_sizes():
     return markdown(["layers", "MB", *TWO_LANGUAGES], rows)
 
 
+def two_languages_of_losses(run):
+    """The same of a student of the table of losses."""
+    sts = [
+        found_in([f"e5-losses-sts-{language}"], run, f"runs/prompted-test-{language}.tsv")
+        for language in ("de", "en")
+    ]
+    return sts + [
+        found_in([f"e5-losses-xquad-{language}"], run, "MRR@10") for language in ("de", "en")
+    ]
+
+
 def objectives():
     """Three layers of multilingual-e5-small by loss, temperature and learning rate."""
-    keys = ("runs/prompted-test-de.tsv", "runs/prompted-test-en.tsv", "MRR@10", "MRR@10")
-    tables = [f"e5-losses-{task}" for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
     rows = []
     for loss, runs in OBJECTIVES.items():
         for run in runs.split():
-            tested = [found_in([table], run, key) or "" for table, key in zip(tables, keys)]
+            tested = [values or "" for values in two_languages_of_losses(run)]
             setting = run.removeprefix(f"e5-{loss}-").replace("-", ", ", 1)
             if loss == "KD":
                 setting = run.removeprefix("e5-KD-")
@@ -518,11 +527,9 @@ def objectives():
 
 def more_sentences():
     """Three layers of multilingual-e5-small by number of sentences, in fp32."""
-    keys = ("runs/prompted-test-de.tsv", "runs/prompted-test-en.tsv", "MRR@10", "MRR@10")
-    tables = [f"e5-losses-{task}" for task in ("sts-de", "sts-en", "xquad-de", "xquad-en")]
     rows = []
     for title, run in MORE.items():
-        tested = [found_in([table], run, key) for table, key in zip(tables, keys)]
+        tested = two_languages_of_losses(run)
         if run == "e5-three-300k":
             tested = two_languages_by_seed("e5-three-300k-query")
         rows.append([title, scores(run, "dev"), *tested])
