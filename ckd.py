@@ -86,14 +86,14 @@ def embed(encoder, input_ids, attention_mask):
 
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
+    Padding is on the right, as Tokens.batch() puts it.
     """
     states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        positions = torch.arange(states.shape[1], device=states.device)  # [L]
-        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
-        pooled = states[torch.arange(states.shape[0], device=states.device), last]
+        last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
+        pooled = states[torch.arange(len(last)), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -111,11 +111,11 @@ def enqueue(queue, embeddings, size):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
+from common import ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
 from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
-from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
+from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -131,7 +131,7 @@ def warmup_cosine(step, epoch_steps, total):
 
 
 def distill(student, sentences, targets, dev_set, run, args):
-    """Stage 1, section 3.1 -> (best_step, last_step). Dev scores use h^S, without M.
+    """Stage 1, section 3.1 -> best dev score (of h^S, without M), its step, the last step.
 
     targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
     has computed its embeddings once.
@@ -156,7 +156,7 @@ def distill(student, sentences, targets, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step, bank = run.begin("distill", total, state, (0, -math.inf, 0, bank))
+    step, best, best_step, bank = run.begin(total, state, (0, -math.inf, 0, bank))
     while True:
         run.checkpoint(state, (step, best, best_step, bank))  # at most every five minutes
 
@@ -165,10 +165,10 @@ def distill(student, sentences, targets, dev_set, run, args):
             dev = spearman(embed, student, dev_set)["dev"]  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total or step - best_step >= patience:
-                return best_step, step
+                return best, best_step, step
 
         # An epoch begins: clear the bank. It may hold embeddings of the sentences that come next.
         if step % batches.per_epoch == 0:
@@ -187,7 +187,7 @@ def distill(student, sentences, targets, dev_set, run, args):
         temperature = model.log_tau.exp()
         if args.objective == "kd":
             loss = mse_loss(projected, target)  # eq. 2 and 3
-        elif args.objective == "ckd":
+        else:
             loss = contrastive_distillation_loss(projected, target, bank, temperature)  # eq. 5, 6
         optimizer.zero_grad()
         loss.backward()
@@ -200,7 +200,7 @@ def distill(student, sentences, targets, dev_set, run, args):
 
 
 def finetune(student, triplets, dev_set, run, args):
-    """Stage 2, section 3.2 -> (best_step, last_step).
+    """Stage 2, section 3.2 -> best dev score, its step, the last step.
 
     triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is also a
     candidate: it is kept if stage 2 makes it worse.
@@ -220,7 +220,7 @@ def finetune(student, triplets, dev_set, run, args):
     optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), fused=True)
 
     state = [model, optimizer]
-    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -229,10 +229,10 @@ def finetune(student, triplets, dev_set, run, args):
             dev = spearman(embed, student, dev_set)["dev"]
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step.
         rows = batches[step]
@@ -256,22 +256,7 @@ def finetune(student, triplets, dev_set, run, args):
 # ---- Command line --------------------------------------------------------------------------------
 
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
-NLI = "nli_for_simcse.csv"
-DEMO = dict(
-    teacher=MINILM,
-    student_layers="1,3,5",
-    train=f"{DEMO_FOLDER}/sentences.txt",
-    triplets=f"{DEMO_FOLDER}/triplets.csv",
-    dev=f"{DEMO_FOLDER}/dev.tsv",
-    epochs=1,
-    batch_size=64,
-    lr=1e-4,
-    finetune_epochs=1,
-    finetune_batch_size=64,
-    finetune_lr=2e-5,
-    eval_steps=100,
-    group_by_length=True,
-)
+NLI_TRIPLETS = "nli_for_simcse.csv"
 
 
 def parse_args():
@@ -296,17 +281,20 @@ def parse_args():
     add("--epochs", type=positive_int, default=20, help=stage_1)
     add("--batch-size", type=in_range(int, 2), default=512, help=stage_1)
     add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")
-    add("--triplets", help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.1)")
+    add(
+        "--triplets",
+        help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.1)",
+    )
     add("--finetune-temperature", type=positive_float, default=0.05, help="tau (default: 0.05)")
     add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
     add("--finetune-batch-size", type=in_range(int, 2), default=128, help=stage_2)
     add("--finetune-lr", type=positive_float, help="stage 2 (default: 5e-5; 1e-5 for 30M to 80M)")
     add_run_options(parser, output="runs/ckd", max_length=64, eval_steps=125)
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     if args.stage is None:
         args.stage = "distill" if args.train and not args.triplets else "both"
     args.train = args.train or NEWS_5M
-    args.triplets = args.triplets or NLI
+    args.triplets = args.triplets or NLI_TRIPLETS
     if args.temperature is None:  # the authors' code: log(1 / tau) starts at 1
         args.temperature = math.exp(-1) if args.learn_temperature else 0.05
     if args.objective != "ckd":
@@ -314,45 +302,54 @@ def parse_args():
     return args
 
 
-def main():
-    args = parse_args()
-    sets = evaluation_sets(args)
-    sentences = read_sentences(args.train) if args.stage != "finetune" else []
-    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
-    run = Run(args, [__file__], [*sets.values(), sentences, triplets])
-    if run.is_complete():
-        return
-    student = load_student(args, default="pooler")
-    millions = sum(value.numel() for value in student.parameters()) / 1e6  # rates: section 4.2
+def choose_rates(args, student):
+    """Set learning rates that are not given, by the student's size: section 4.2."""
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
     # The student that the paper counts as 52M has 67M here.
     args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
-    dev_set = {"dev": sets["dev"]}
 
-    if args.stage != "finetune" and "distill" not in run.finished:
+
+def main():
+    args = parse_args()
+    sets = evaluation_sets(args)
+    dev_set = {"dev": sets["dev"]}
+    sentences = read_sentences(args.train) if args.stage != "finetune" else []
+    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
+    settings = run_settings(args, [__file__], [*sets.values(), sentences, triplets])
+    # A stage is a run with a folder of its own; the last one has --output itself.
+    first = Run(settings, args, "distill", is_last=args.stage == "distill")
+    last = Run(settings, args, "finetune") if args.stage != "distill" else first
+    text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
+
+    if last.is_finished:
+        print(table(last.scores))
+        return
+    student = load_untrained_student(args, default="pooler")
+    choose_rates(args, student)
+
+    if args.stage != "finetune" and not first.is_finished:
         if args.teacher_embeddings:
             targets = read_embeddings(args.teacher_embeddings, len(sentences))
         else:
             teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            first.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
             targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
             del teacher  # frees GPU memory
-        run.scores["student before"] = spearman(embed, student, sets)
-        best_step, last_step = distill(student, sentences, targets, dev_set, run, args)
-        student = load_encoder(args.output, device=args.device)  # the best one
-        row = {"best of stage 1": spearman(embed, student, sets)}
-        run.finish(best_step, last_step, row)
-    if args.stage != "distill" and "finetune" not in run.finished:
+        first.scores["student before"] = spearman(embed, student, sets)
+        outcome = distill(student, sentences, targets, dev_set, first, args)
+        student = load_encoder(first.folder, device=args.device)  # the best one
+        first.finish(*outcome, {"best of stage 1": spearman(embed, student, sets)}, text)
+    if args.stage != "distill":
         if args.stage == "both":
-            student = load_encoder(args.output, device=args.device)
+            student = load_encoder(first.folder, device=args.device)
+            last.scores |= first.scores
         else:
-            run.scores["student before"] = spearman(embed, student, sets)
-        best_step, last_step = finetune(student, triplets, dev_set, run, args)
-        student = load_encoder(args.output, device=args.device)
-        row = {"best of stage 2": spearman(embed, student, sets)}
-        run.finish(best_step, last_step, row)
-    text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
-    write_card(run, args, text)
+            last.scores["student before"] = spearman(embed, student, sets)
+        outcome = finetune(student, triplets, dev_set, last, args)
+        student = load_encoder(last.folder, device=args.device)
+        last.finish(*outcome, {"best of stage 2": spearman(embed, student, sets)}, text)
+    print(table(last.scores))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
-First come sentences to vectors, Spearman's correlation and text files. To audit a score, read these
-and load_encoder(). The rest saves models, keeps the output folder of a run, and parses the shared
+First come encoding, Spearman's correlation and text files: to audit a score, read these and
+load_encoder(). The rest saves models, keeps the output folder of a run, and parses the shared
 options. Invalid input raises UserError, whose message is one line: what is wrong, where, and what
 to do.
 """
@@ -35,13 +35,13 @@ from tokenizers import normalizers
 from torch import nn
 from tqdm import tqdm
 
-HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
 BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-PART_TOKENS = {"cpu": 2048, "cuda": 16384}  # at most, in one forward pass, padding included
+# Sizes of one forward pass: for a CPU measured (results/speed.md), for a GPU guessed.
+PART_TOKENS = {"cpu": 2048, "cuda": 16384}  # at most, padding included
 PART_TEXTS = {"cpu": 8, "cuda": 128}  # at least, where a part ends because texts get shorter
 CHUNK = 100_000  # texts that the teacher encodes at a time
 
@@ -49,7 +49,8 @@ CHUNK = 100_000  # texts that the teacher encodes at a time
 class Tokens:
     """n texts, or pairs of texts, tokenized once: row i is ids[starts[i] : starts[i + 1]].
 
-    A row is cut at `max_length` tokens, and at the encoder's own maximum.
+    A row ends at `max_length` tokens, and at the encoder's own maximum. Raises UserError for a text
+    without any token, which has no embedding.
     """
 
     def __init__(self, encoder, texts, max_length=None):
@@ -57,11 +58,14 @@ class Tokens:
         if encoder.prompt:
             texts = [encoder.prompt + text for text in texts]
         rows = []
-        for part in cut(texts, 10_000):
+        for part in chunks(texts, 10_000):
             ids = encoder.tokenizer(list(part), truncation=True, max_length=limit).input_ids
             rows += [np.array(row, np.int32) for row in ids]
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
+        if not self.lengths.all():
+            text = texts[self.lengths.argmin()]
+            raise UserError(f"{encoder.name}: it finds no token in {text!r:.60}; remove this text")
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.pad = encoder.tokenizer.pad_token_id or 0  # masked positions may hold any token
 
@@ -79,12 +83,12 @@ class Tokens:
 
 def to_device(array, device):
     tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":  # it computes on while it copies from pinned memory
+    if torch.device(device).type == "cuda":  # a copy from pinned memory overlaps with computation
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
 
 
-def cut(rows, size):
+def chunks(rows, size):
     """A sequence -> its parts of `size` items, the last of which may be shorter."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -113,15 +117,15 @@ class Batches:
         return self.drawn[position]
 
     def draw(self, epoch):
-        """The batches of an epoch -> list of row numbers."""
+        """The batches of an epoch -> list of arrays of row numbers."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.lengths))
         if not self.group_by_length:
-            return cut(order, self.batch_size)
+            return chunks(order, self.batch_size)
         drawn = []
-        for window in cut(order, 100 * self.batch_size):
+        for window in chunks(order, 100 * self.batch_size):
             by_length = window[np.argsort(self.lengths[window], kind="stable")]
-            parts = cut(by_length, self.batch_size)
+            parts = chunks(by_length, self.batch_size)
             drawn += [parts[i] for i in random.permutation(len(parts))]
         return drawn
 
@@ -130,7 +134,7 @@ def similar_lengths(lengths, device):
     """Lengths [N] in tokens -> parts of the N positions for one forward pass each, longest first.
 
     Padding costs time, and so does a further forward pass. A part ends where a text has less than
-    0.7 of the tokens of the part's longest, or where it is full (measured: results/speed.md).
+    0.7 of the tokens of the part's longest, or where it is full.
     """
     kind = torch.device(device).type
     order = np.argsort(-lengths, kind="stable")
@@ -150,8 +154,8 @@ def similar_lengths(lengths, device):
 def embed_rows(embed, encoder, tokens, rows, device):
     """embed() of the texts of a batch, row numbers [N] -> [N, D], or a tuple of such tensors.
 
-    The batch is embedded in parts of similar length: the result is the same but for rounding and
-    draws of dropout, and short texts are not padded to the longest one. extras/distributed.py
+    The batch is embedded in parts of similar length, so that short texts are not padded to the
+    longest one. The result is the same, except for rounding and dropout. extras/distributed.py
     replaces this function.
     """
     parts = similar_lengths(tokens.lengths[rows], device)
@@ -167,7 +171,7 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
     """n texts, or their Tokens -> float32 array [n, D] in their order, without dropout.
 
     embed(encoder, input_ids, attention_mask) -> [N, D]. rows: only these texts. Raises UserError if
-    an embedding is not finite, or zero, where no cosine exists.
+    an embedding is not finite, or is zero, which has no cosine.
     """
     tokens = texts if isinstance(texts, Tokens) else Tokens(encoder, texts)
     rows = np.arange(len(tokens.lengths)) if rows is None else rows
@@ -183,7 +187,7 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
         outputs.append(output.float().cpu().numpy())
     encoder.train(training)
     vectors = np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
-    valid = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    valid = are_valid(vectors)
     if not valid.all():
         text = encoder.tokenizer.decode(tokens.row(rows[valid.argmin()]))
         problem = f"the embedding of {text!r:.60} is zero or not finite"
@@ -200,55 +204,62 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32",
     tokens = Tokens(teacher, texts, max_length)
     settings = [inspect.getsource(embed), str(teacher), teacher.model.config.to_json_string()]
     settings += [teacher.pooling, teacher.normalize, precision, key]
+    settings += [teacher.model.config._attn_implementation]  # eager and sdpa differ in bf16
+    settings += [teacher.tokenizer.model_input_names, teacher.tokenizer.sep_token_id]
     weights = (value.cpu().contiguous().numpy() for value in teacher.state_dict().values())
     parts = itertools.chain([repr(settings).encode(), tokens.ids, tokens.starts], weights)
     file = CACHE / f"teacher-{digest(parts)}.npy"
     if not file.exists():
         with replacing(file) as new, open(new, "wb") as out:
-            # Not by a memory map, which would end the process on a full disk.
-            for rows in cut(np.arange(len(texts)), CHUNK):
+            # Not through a memory map: a full disk would end the process.
+            for rows in chunks(np.arange(len(texts)), CHUNK):
                 part = encode(embed, teacher, tokens, precision, rows)
                 if rows[0] == 0:
                     shape = (len(texts), part.shape[1])
                     header = dict(descr="<f4", fortran_order=False, shape=shape)
                     np.lib.format.write_array_header_1_0(out, header)
                 out.write(part)
-    with one_line_errors(file, "delete this file"):
-        return np.load(file, mmap_mode="r")
+    return np.load(file, mmap_mode="r")
 
 
 def read_embeddings(path, count):
     """--teacher-embeddings: floats [count, D] in a .npy file, a row per text. Raises UserError."""
     with one_line_errors(path, "it must be a .npy file of floats [n, D], a row per --train text"):
         embeddings = np.load(path, mmap_mode="r")
-        if embeddings.dtype.kind != "f" or embeddings.ndim != 2 or len(embeddings) != count:
+        if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
             found = f"{embeddings.dtype} {list(embeddings.shape)}"
             raise ValueError(f"it has {found}, and --train has {count} texts")
-        for rows in cut(embeddings, CHUNK):
-            if not np.isfinite(rows).all():
-                raise ValueError("it has values that are not finite")
-    return embeddings if embeddings.dtype == np.float32 else embeddings.astype(np.float32)
+        for numbers in chunks(np.arange(count), CHUNK):
+            valid = are_valid(embeddings[numbers].astype(np.float32))
+            if not valid.all():
+                raise ValueError(f"row {numbers[valid.argmin()]} is zero or not finite in float32")
+    return embeddings.astype(np.float32, copy=False)
+
+
+def are_valid(vectors):
+    """[n, D] -> [n]: True if a vector is finite and not zero, so that it has a cosine."""
+    return np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
 
 
-def spearman(embed, encoder, sets, encode=encode):
+def spearman(embed, encoder, sets, vectors_of=encode):
     """100 x Spearman's rank correlation of cosine similarity and gold score, for each set.
 
-    sets {name: scored pairs}; encode(embed, encoder, n texts) -> [n, D]. Returns {name: -100 to
+    sets {name: scored pairs}; vectors_of(embed, encoder, n texts) -> [n, D]. Returns {name: -100 to
     100} and, if there are several sets besides "dev", their mean as "avg". Raises UserError where
     all scores or all cosines of a set are equal.
     """
     texts = dict.fromkeys(row[side] for rows in sets.values() for side in (0, 1) for row in rows)
-    vectors = encode(embed, encoder, list(texts))
+    vectors = vectors_of(embed, encoder, list(texts))
     vectors = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
     scores = {}
     for name, pairs in sets.items():
         gold = [score for _, _, score in pairs]
         cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
-        if len(set(gold)) < 2 or len(set(cosine)) < 2:
-            raise UserError(f"{name}: the scores or cosines of its pairs are all equal")
+        if not pairs or np.ptp(gold) == 0 or np.ptp(cosine) < 1e-6:
+            raise UserError(f"{name}: it has no pairs, or their scores or cosines are all equal")
         scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
     tested = [score for name, score in scores.items() if name != "dev"]
     if len(tested) > 1:
@@ -277,11 +288,12 @@ def read_rows(path, parse, form):
     Raises UserError "path:line: reason; form", also for an empty file.
     """
     open_file = gzip.open if str(path).endswith(".gz") else open
+    options = dict(encoding="utf-8-sig", errors="surrogateescape")  # decoded below, line by line
     is_empty = True
-    with one_line_errors(path, form), open_file(path, "rb") as file:
-        for number, data in enumerate(file, 1):
+    with one_line_errors(path, form), open_file(path, "rt", **options) as file:
+        for number, line in enumerate(file, 1):
             with one_line_errors(f"{path}:{number}", form):
-                row = parse(data.decode("utf-8-sig").rstrip("\r\n"))
+                row = parse(line.rstrip("\n").encode(errors="surrogateescape").decode())
             if row not in (None, ""):
                 is_empty = False
                 yield row
@@ -329,20 +341,24 @@ def read_triplets(name):
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
     reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
     rows = []
-    with one_line_errors(path, form):
-        for fields in filter(None, reader):  # no blank lines; a field may have several lines
-            rows.append([text.strip() for text in fields])
-            if len(fields) != 3 or not all(rows[-1]) or rows[0] != ["sent0", "sent1", "hard_neg"]:
-                place = f"{path}:{reader.line_num}"
-                raise UserError(f"{place}: columns are missing, empty or too many; {form}")
-        if len(rows) < 2:
-            raise ValueError("no rows after the header")
+    start = 1  # the line in which a row begins; a text may have several
+    try:
+        for fields in reader:
+            row = [text.strip() for text in fields]
+            if row and (len(row) != 3 or not all(row)):
+                raise ValueError("columns are missing, empty or too many")
+            rows += [row] if row else []
+            start = reader.line_num + 1
+    except (csv.Error, ValueError) as error:  # such as a quote that is never closed
+        raise UserError(f"{path}:{start}: {error}; {form}") from error
+    if rows[:1] != [["sent0", "sent1", "hard_neg"]] or len(rows) == 1:
+        raise UserError(f"{path}:1: the header is missing, or there is nothing else; {form}")
     return rows[1:]
 
 
 def gold_score(text):
     """A score of a file of scored pairs. Raises ValueError."""
-    if not 0 <= float(text) <= 5:  # or NaN
+    if not 0 <= float(text) <= 5:  # also refuses NaN
         raise ValueError(f"{text!r} is not a score from 0 to 5")
     return float(text)
 
@@ -374,7 +390,7 @@ def read_sts(folder, split="test"):
     if split == "dev":
         return {"dev": pairs}
     sets = {}
-    no_sentences = {"ALL.txt", "SMT.txt"}  # SentEval has the scores alone
+    no_sentences = {"ALL.txt", "SMT.txt"}  # SentEval has only their scores
     for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
         folder = benchmark.with_name(f"{year}-en-test")
         names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - no_sentences
@@ -403,9 +419,12 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-POOLING_FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
-# transformers would else ask whether to run a folder's code; parse_options() sets the attention.
+FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
+# Without the first, transformers asks whether to run a folder's code. parse_options() adds to it.
 LOADING = dict(trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
+# Settings and tokenizer files, which are copied to a student's folder from that of its source.
+COPIED = r"config\.json|(config_)?sentence_\w+\.json|tokenizer.*|special_tokens_map\.json"
+COPIED += r"|added_tokens\.json|vocab.*|merges\.txt|.*\.(model|spm|codes)|chat_template.*"
 
 # What a folder's JSON files may state: keys that are obeyed or change no vector, and keys with the
 # only value that is supported. Any other key may only be null, false or empty.
@@ -429,7 +448,8 @@ class Encoder(nn.Module):
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
-    tokens. `prompt`: put before each text; `prompts`: by name; `stated`: the file that states them.
+    tokens. `prompt`: put before each text; `stated`: config_sentence_transformers.json, which has
+    all `prompts` by name. `files`: {name: bytes} of COPIED; `config`: as config.json states it.
     """
 
     @property
@@ -444,8 +464,8 @@ def load_encoder(
 
     pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]), which replaces
     what modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only
-    these; dropout: every rate of it (default: the configuration's); check: refuse what STATED does
-    not have.
+    these; dropout: sets all dropout rates of the configuration; check: refuse what STATED does not
+    have.
     """
     folder = resolve_model(name)
     default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
@@ -458,29 +478,34 @@ def load_encoder(
             check_stated(folder, "config_sentence_transformers.json", encoder.stated)
             for module in modules:
                 check_stated(folder, "modules.json", module)
-        prompts = encoder.stated.get("prompts") or {}
-        encoder.prompts = {key: prompt or "" for key, prompt in prompts.items()}  # it may be null
+        encoder.stated["prompts"] = encoder.stated.get("prompts") or {}  # not null, when saved
+        encoder.prompts = {key: prompt or "" for key, prompt in encoder.stated["prompts"].items()}
         default_prompt = encoder.stated.get("default_prompt_name")
         encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
+        load_transformer(encoder, folder / modules[0]["path"], dropout, check)
+        encoder.width = encoder.model.config.hidden_size
         encoder.pooling, encoder.heads, encoder.normalize = pooling, nn.Sequential(), False
         if not pooling:
             read_modules(encoder, folder, modules, default)
-        load_transformer(encoder, folder / modules[0]["path"], dropout, check)
-        encoder.width = encoder.model.config.hidden_size
-        pooler = getattr(encoder.model, "pooler", None)
-        if pooling == "pooler" and not pooler:
-            raise ValueError("it has no pooler")
-        if encoder.pooling == "pooler":  # from now on, [CLS] and a dense head
-            encoder.pooling = "cls"
-            if pooler:
-                encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
-                encoder.model.pooler = None
+        if encoder.pooling == "pooler":
+            use_pooler(encoder, is_required=pooling == "pooler")
         if layers:
             keep_layers(encoder.model, layers)
         ids, mask = Tokens(encoder, ["a", "b c"]).batch(np.arange(2))
         with torch.no_grad():
             encoder.model(ids, attention_mask=mask)  # raises what makes a model unusable
     return encoder.to(device).eval()
+
+
+def use_pooler(encoder, is_required):
+    """Make the model's own pooler a dense head on [CLS]; without one, [CLS] alone remains."""
+    pooler = getattr(encoder.model, "pooler", None)
+    if pooler:
+        encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
+        encoder.model.pooler = None
+    elif is_required:
+        raise ValueError("it has no pooler")
+    encoder.pooling = "cls"
 
 
 def check_stated(folder, file, content, kind=None):
@@ -494,12 +519,12 @@ def check_stated(folder, file, content, kind=None):
 
 
 def refuse(folder, problem):
-    otherwise = "embed your sentences with its own library and give --teacher-embeddings"
-    raise UserError(f"{folder}: {problem}; {otherwise}")
+    advice = "ckd.py, congen.py and ibkd.py can take its library's embeddings: --teacher-embeddings"
+    raise UserError(f"{folder}: {problem}; {advice}")
 
 
 def refuse_other_kinds(folder):
-    """Raise UserError for a transformer that is more than its configuration and weights say."""
+    """Raise UserError for a transformer that needs an adapter or code of its own."""
     if (folder / "adapter_config.json").exists():
         refuse(folder, "it has an adapter, which is not merged into its weights")
     if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
@@ -509,7 +534,9 @@ def refuse_other_kinds(folder):
 def load_transformer(encoder, folder, dropout, check):
     """Set `model`, in float32, `tokenizer` and `max_length`. Raises ValueError or UserError."""
     settings = {}
-    for file in folder.glob("sentence_*_config.json"):  # bert, in older folders also roberta
+    for file in sorted(
+        folder.glob("sentence_*_config.json")
+    ):  # bert, in older folders also roberta
         settings |= read_json(file, {})
     if check:
         check_stated(folder, "sentence_*_config.json", settings)
@@ -518,10 +545,13 @@ def load_transformer(encoder, folder, dropout, check):
     if config.is_encoder_decoder:
         raise ValueError("it has an encoder and a decoder, which is not supported")
     config.use_cache = False  # of keys and values, for decoders that generate
-    if dropout is not None:
-        for key, value in config.to_dict().items():
-            if re.search("dropout|pdrop$", key) and type(value) in (int, float):
-                setattr(config, key, dropout)
+    encoder.config = config.to_dict()
+    for key, value in config.to_dict().items():
+        is_rate = re.search("dropout|pdrop$", key) and type(value) in (int, float)
+        if is_rate and dropout is not None:
+            setattr(config, key, dropout)
+    copied = [file for file in folder.iterdir() if re.fullmatch(COPIED, file.name)]
+    encoder.files = {file.name: file.read_bytes() for file in copied}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     model, report = transformers.AutoModel.from_pretrained(folder, config=config, **LOADING)
     missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
@@ -554,25 +584,33 @@ def keep_layers(model, layers):
     stack = next((part for part in lists if len(part) == depth), None)
     if stack is None:  # as in ALBERT
         raise ValueError(f"it has no list of {depth} layers that could be cut")
-    by_number = dict(stack.named_children())  # {"0": layer, "1": layer, ...}
-    numbers = layers.split(",")
-    if len(by_number.keys() & numbers) < len(numbers):  # one is unknown, or named twice
+    numbers = [int(number) for number in layers.split(",")]
+    if len({*numbers} & {*range(depth)}) < len(numbers):  # one is unknown, or named twice
         raise ValueError(f"layers {layers}: choose from {[*range(depth)]}, each once, as in 1,3")
-    kept = [by_number[number] for number in numbers]
-    for layer, replaced in zip(kept, stack):
-        if layer.state_dict().keys() != replaced.state_dict().keys():  # ModernBERT's 0 has no norm
-            raise ValueError(f"layers {layers}: this model needs its layer 0; keep it first")
+    kept = [stack[number] for number in numbers]
     del stack[:]
     stack.extend(kept)
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
-            setattr(model.config, key, [value[int(number)] for number in numbers])
+            setattr(model.config, key, [value[number] for number in numbers])
     model.config.num_hidden_layers = len(kept)
+    with torch.device("meta"):  # without memory: what the saved student will be loaded into
+        loaded = type(model)(model.config)
+    if shapes(loaded) != shapes(model):  # ModernBERT's layer 0, XLM's several lists
+        raise ValueError(f"layers {layers}: this model cannot be cut, or not without layer 0")
+
+
+def shapes(model):
+    """{name: shape} of all weights but the pooler's, which a model may lack."""
+    weights = model.state_dict().items()
+    return {name: value.shape for name, value in weights if not name.startswith("pooler.")}
 
 
 def read_modules(encoder, folder, modules, default):
     """Set pooling, heads and normalization as modules.json states them. Raises ValueError."""
     if not modules[1:]:
+        if "ForCausalLM" in str(encoder.model.config.architectures):
+            raise ValueError("it is a decoder that states no pooling; give (--teacher)-pooling")
         encoder.pooling = default
         return
     # A module of another package keeps its whole name, and does not match.
@@ -585,13 +623,11 @@ def read_modules(encoder, folder, modules, default):
         config = read_json(folder / file, {})
         check_stated(folder, file, config, kind)
         if kind == "Pooling":
-            named = [
-                POOLING_FLAGS[flag] for flag in POOLING_FLAGS if config.get(f"pooling_mode_{flag}")
-            ]
+            named = [name for flag, name in FLAGS.items() if config.get(f"pooling_mode_{flag}")]
             encoder.pooling = config.get("pooling_mode", "+".join(named))
         elif kind == "Dense":
             encoder.heads.append(read_dense(folder / module["path"], config))
-    if encoder.pooling not in POOLING_FLAGS.values():
+    if encoder.pooling not in FLAGS.values():
         raise ValueError(f"its pooling, {encoder.pooling}, is not supported; see --pooling")
 
 
@@ -610,8 +646,9 @@ def read_dense(place, config):
 def save_encoder(encoder, folder, pooling=None, stated=None):
     """Write a folder that AutoModel and SentenceTransformer read; modules.json comes last.
 
-    pooling: modules in the place of the one for encoder.pooling, (kind, config, tensors) each;
-    stated: further keys of the first one in modules.json.
+    Settings and tokenizer are those of the folder that the encoder was loaded from, so that every
+    program reads the student as it reads that folder. pooling: modules in the place of the one for
+    encoder.pooling, (kind, config, tensors) each; stated: further keys of the first of them.
     """
     modules = pooling or [pooling_module(encoder, encoder.pooling)]
     modules = modules + [dense_module(*head) for head in encoder.heads]
@@ -622,10 +659,8 @@ def save_encoder(encoder, folder, pooling=None, stated=None):
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)
     with one_line_errors(folder, "the model could not be saved"):
-        encoder.model.save_pretrained(new)
-        encoder.tokenizer.save_pretrained(new)
-        write_json(new / "sentence_bert_config.json", dict(max_seq_length=encoder.max_length))
-        write_json(new / "config_sentence_transformers.json", encoder.stated)
+        encoder.model.save_pretrained(new)  # writes a config.json of its own, too
+        write_settings(encoder, new)
         for number, (kind, config, tensors) in enumerate(modules, 1):
             path = f"{number}_{kind}"
             entries.append(dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}"))
@@ -638,9 +673,29 @@ def save_encoder(encoder, folder, pooling=None, stated=None):
         write_json(folder / "modules.json", entries)
 
 
+def write_settings(encoder, folder):
+    """Write encoder.files, with what has changed since they were read."""
+    for name, content in encoder.files.items():
+        (folder / name).write_bytes(content)
+    now = encoder.model.config.to_dict()
+    config = {key: now[key] for key in now if now[key] != encoder.config.get(key)}
+    config["architectures"] = [type(encoder.model).__name__]
+    config.pop("dtype", None)
+    stated = json.loads(encoder.files["config.json"])
+    config |= dict.fromkeys({"dtype", "torch_dtype"} & stated.keys(), "float32")
+    updates = {"config.json": config, "config_sentence_transformers.json": encoder.stated}
+    lengths = [name for name in encoder.files if re.match(r"sentence_\w+_config", name)]
+    for name in lengths or ["sentence_bert_config.json"]:
+        updates[name] = dict(max_seq_length=encoder.max_length)
+    for name, update in updates.items():
+        content = read_json(folder / name, {})
+        if content | update != content:  # else the file stays as it is, byte for byte
+            write_json(folder / name, content | update)
+
+
 def pooling_module(encoder, pooling):
     """A pooling as a module of sentence-transformers, for save_encoder()."""
-    config = {f"pooling_mode_{flag}": name == pooling for flag, name in POOLING_FLAGS.items()}
+    config = {f"pooling_mode_{flag}": name == pooling for flag, name in FLAGS.items()}
     config["word_embedding_dimension"] = encoder.model.config.hidden_size
     return "Pooling", config, {}
 
@@ -649,7 +704,8 @@ def dense_module(linear, activation):
     """A head as a module of sentence-transformers, for save_encoder()."""
     config = dict(in_features=linear.in_features, out_features=linear.out_features)
     config["bias"] = linear.bias is not None
-    config["activation_function"] = f"torch.nn.{type(activation).__name__}"
+    kind = type(activation)
+    config["activation_function"] = f"{kind.__module__}.{kind.__name__}"
     return "Dense", config, linear.state_dict(prefix="linear.")
 
 
@@ -687,10 +743,7 @@ def check_hub_name(name, form):
 
 
 def resolve_data(name):
-    """A local path, one of HUB_FILES, or OWNER/NAME, a data set on the Hub -> Path. UserError.
-
-    A tar file is unpacked into the cache.
-    """
+    """A path, one of HUB_FILES, or OWNER/NAME on the Hub -> Path, of a tar file unpacked."""
     path = Path(name)
     if not path.exists() and name in HUB_FILES:
         path = download(HUB_DATA, name)
@@ -722,105 +775,102 @@ def download(repository, file=None):
 
 LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+CHOSEN = "options chosen by the script:"
 ADVICE = "see docs/engineering.md#when-no-step-improved-the-dev-score"
 
 
-class Run:
-    """The output folder of a run: args.json, metrics.jsonl, checkpoint.pt and README.md.
+def run_settings(args, files, texts):
+    """What a run depends on: its options, its code (`files`) and all texts that it reads -> dict.
 
-    The same command continues an interrupted run from its last checkpoint. Scoring the student,
-    choosing the best and saving it are the training loop's own.
+    Raises UserError if --output has a run with other settings, or other files.
+    """
+    settings = options_of(args)
+    code = [Path(file) for file in (*files, __file__)]
+    names = ", ".join(file.name for file in code)
+    settings[f"code of {names}:"] = digest(file.read_bytes() for file in code)
+    rows = itertools.chain.from_iterable(texts)
+    settings["texts of its files:"] = digest(repr(row).encode() for row in rows)
+    output = Path(args.output)
+    before = read_json(output / "args.json", None)
+    if before is None:
+        if any(output.glob("[!.]*")):  # a killed run leaves hidden files
+            raise UserError(f"{output}: has other files; choose another --output")
+        return settings
+    before |= dict.fromkeys(before.get(CHOSEN, []))  # None, as these were not given
+    for name, value in settings.items():
+        if before.get(name) != value:
+            found = f"has a run with {name} {before.get(name)}, not {value}"
+            raise UserError(f"{output}: {found}; choose another --output, or delete the folder")
+    return settings
+
+
+def options_of(args):
+    options = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+    del options["--output"]
+    return options
+
+
+class Run:
+    """A stage of training and its folder: metrics.jsonl, checkpoint.pt, scores.json, README.md.
+
+    The last stage has --output, an earlier one a folder in it. The same command continues a stage
+    from its last checkpoint. README.md, the model card, is written last: a stage that has it is
+    finished. Scoring the student, choosing the best and saving it are the training loop's own.
     """
 
-    def __init__(self, args, files, texts):
-        """files: with the code of the method; texts: lists of all that the run reads.
+    def __init__(self, settings, args, stage, is_last=True):
+        """settings: from run_settings()."""
+        self.settings = settings
+        self.args = args
+        self.stage = stage
+        self.folder = Path(args.output) if is_last else Path(args.output, stage)
+        self.scores = read_json(self.folder / "scores.json", {})  # {row: {column: score}}
+        self.is_finished = (self.folder / "README.md").exists()
 
-        Raises UserError if --output has another run, or other files.
-        """
-        self.folder = Path(args.output)
-        self.device = args.device
-        self.stage = None
-        self.args = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
-        del self.args["--output"]
-        code = [Path(file) for file in (*files, __file__)]
-        names = ", ".join(file.name for file in code)
-        self.args[f"code of {names}:"] = digest(file.read_bytes() for file in code)
-        rows = itertools.chain.from_iterable(texts)
-        self.args["texts of its files:"] = digest(repr(row).encode() for row in rows)
-        self.refuse_another_run()
-        self.saved = dict(stage=None, scores={}, finished=[], log=[])
-        checkpoint = self.folder / "checkpoint.pt"
-        if checkpoint.exists():
-            with one_line_errors(checkpoint, "delete the folder to begin anew"):
-                self.saved = torch.load(checkpoint, "cpu", weights_only=True)  # runs no code
-        self.scores = self.saved["scores"]  # {row: {column: score}}
-        self.finished = self.saved["finished"]  # names of stages
-
-    def refuse_another_run(self):
-        before = read_json(self.folder / "args.json", None)
-        if before is None and any(self.folder.glob("[!.]*")):  # hidden files: of a killed run
-            raise UserError(f"{self.folder}: has other files; choose another --output")
-        for name, value in self.args.items():
-            if before and before.get(name) != value:
-                found = f"has a run with {name} {before.get(name)}, not {value}"
-                advice = "choose another --output, or delete the folder"
-                raise UserError(f"{self.folder}: {found}; {advice}")
-
-    def is_complete(self):
-        """True, and the table of scores is printed, if nothing is left to do."""
-        complete = (self.folder / "README.md").exists()  # it is written last
-        if complete:
-            print(table(self.scores))
-        return complete
-
-    def begin(self, stage, total, state, progress):
-        """Begin or continue a stage of `total` steps -> its progress.
+    def begin(self, total, state, progress):
+        """Begin or continue the stage, of `total` steps -> its progress.
 
         state: all that training changes in place; each has a state_dict(). progress: numbers and
         tensors, the step first, that a new stage begins with.
         """
-        self.stage = stage
+        self.write_args()
+        self.folder.mkdir(exist_ok=True)
         for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
             file.unlink()
-        if self.saved["stage"] == stage:
-            for part, content in zip(state, self.saved["state"]):
+        log_size = 0
+        checkpoint = self.folder / "checkpoint.pt"
+        self.is_continued = checkpoint.exists()
+        if self.is_continued:
+            with one_line_errors(checkpoint, "delete it to begin this stage anew"):
+                saved = torch.load(checkpoint, "cpu", weights_only=True)  # runs no code
+            for part, content in zip(state, saved["state"]):
                 part.load_state_dict(content)
-            progress = self.saved["progress"]
-        self.save(state, progress)  # before the student of the last stage is replaced
-        with replacing(self.folder / "metrics.jsonl") as new:
-            new.write_text("".join(self.saved["log"]))  # without what came after the checkpoint
-        self.bar = tqdm(desc=stage, total=total, initial=progress[0], unit="step", **BAR)
-        return [x.to(self.device) if torch.is_tensor(x) else x for x in progress]
+            progress = saved["progress"]
+            log_size = saved["log_size"]
+        with open(self.folder / "metrics.jsonl", "ab") as file:
+            file.truncate(min(log_size, file.tell()))  # without what came after the checkpoint
+        self.bar = tqdm(desc=self.stage, total=total, initial=progress[0], unit="step", **BAR)
+        self.saved_at = time.perf_counter()
+        self.restart_clock()
+        return [x.to(self.args.device) if torch.is_tensor(x) else x for x in progress]
+
+    def write_args(self):
+        """Write args.json: the settings, with the values of options that the script has chosen."""
+        used = options_of(self.args)
+        chosen = [name for name in used if used[name] != self.settings[name]]
+        content = self.settings | used | {CHOSEN: chosen}
+        write_json(Path(self.args.output, "args.json"), content)
 
     def checkpoint(self, state, progress):
-        """Save all that begin() restores, if the last checkpoint is CHECKPOINT_SECONDS old.
-
-        And if the loss has just been logged, since it is then known to be finite.
-        """
+        """Save what begin() restores, at most every CHECKPOINT_SECONDS, when a loss was finite."""
         is_old = time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS
-        if is_old and progress[0] % LOG_STEPS == 0:
-            self.save(state, progress)
-
-    def finish(self, best_step, last_step, scores):
-        """End a stage. scores {row: {column: score}}: for the final table."""
-        self.bar.close()
-        if best_step == 0:
-            found = "no step improved the dev score, so the starting model is kept"
-            note(f"{self.stage}: {found}; {ADVICE}")
-        for name, row in scores.items():
-            self.scores[f"{name} (step {best_step} of {last_step})"] = row
-        self.finished.append(self.stage)
-        self.stage = None
-        self.save((), ())
-
-    def save(self, state, progress):
-        """Write args.json and the checkpoint."""
-        write_json(self.folder / "args.json", self.args)
-        self.saved |= dict(stage=self.stage, progress=progress)
-        self.saved["state"] = [part.state_dict() for part in state]
+        if not is_old or progress[0] % LOG_STEPS != 0:
+            return
+        saved = dict(progress=progress, state=[part.state_dict() for part in state])
+        saved["log_size"] = (self.folder / "metrics.jsonl").stat().st_size
         file = self.folder / "checkpoint.pt"
         with one_line_errors(file, "free disk space"), replacing(file) as new:
-            torch.save(self.saved, new)
+            torch.save(saved, new)
         self.saved_at = time.perf_counter()
         self.restart_clock()
 
@@ -828,13 +878,10 @@ class Run:
         self.sentences, self.clock = 0, time.perf_counter()
 
     def log(self, step, sentences, **values):
-        """Every LOG_STEPS steps, append scalar tensors or numbers to metrics.jsonl.
-
-        sentences: of the batch. Between these steps, nothing is fetched from the device.
-        """
+        """Every LOG_STEPS steps, append tensors or numbers to the log. sentences: of the batch."""
         self.sentences += sentences
         self.bar.update()
-        if step % LOG_STEPS == 0:
+        if step % LOG_STEPS == 0:  # between these steps, nothing is fetched from the device
             speed = round(self.sentences / (time.perf_counter() - self.clock), 1)
             self.write_line(step, **values, sentences_per_second=speed)
             text = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
@@ -854,38 +901,58 @@ class Run:
             if not math.isfinite(line[name]):
                 found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
                 raise UserError(f"{self.folder}: {found}; the best student so far is kept")
-        self.saved["log"].append(json.dumps(line) + "\n")
         with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(self.saved["log"][-1])
+            file.write(json.dumps(line) + "\n")
 
+    def finish(self, best, best_step, last_step, scores, text, library="sentence-transformers"):
+        """End the stage, whose best dev score is `best`. text, library: see write_card().
 
-def write_card(run, args, text, library="sentence-transformers"):
-    """Write README.md, the model card of the best student, and print the table of scores.
+        scores {row: {column: score}}: one row, of the best student as loaded from its folder.
+        Raises UserError if its dev score is another; after a kill, a better student may be there.
+        """
+        self.bar.close()
+        (name, row), *_ = scores.items()
+        loaded = row["dev"] if "dev" in row else row["dev MRR@10"]
+        if loaded < best - 0.01 or (loaded > best + 0.01 and not self.is_continued):
+            found = f"has a dev score of {loaded:.2f}, and {best:.2f} when it was saved"
+            raise UserError(f"{self.folder}: {found}; it is not the model that was trained")
+        if best_step == 0:
+            note(f"{self.stage}: no step improved the dev score; the start is kept; {ADVICE}")
+        self.scores[f"{name} (step {best_step} of {last_step})"] = row
+        self.write_card(text, library)
 
-    text: what trained it; library: which loads it.
-    """
-    base = args.student or args.teacher
-    base = Path(base).name if Path(base).exists() else base
-    head = ["---", f"base_model: {base}", f"library_name: {library}", "---"]
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    body = [text, table(run.scores), f"Command: `{command}`"]
-    with replacing(run.folder / "README.md") as new:
-        new.write_text("\n".join(head) + "\n\n" + "\n\n".join(body) + "\n", "utf-8")
-    print(table(run.scores))
-    note(f"saved {run.folder}")
+    def write_card(self, text, library="sentence-transformers"):
+        """Write scores.json, then README.md. text: what trained it; library: which loads it."""
+        base = self.args.student or self.args.teacher
+        base = self.args.teacher if self.stage == "teacher" else base
+        base = Path(base).name if Path(base).exists() else base
+        head = ["---", f"base_model: {base}", f"library_name: {library}", "---"]
+        command = shlex.join(["python", *sys.orig_argv[1:]])
+        body = [text, table(self.scores), f"Command: `{command}`"]
+        self.write_args()
+        write_json(self.folder / "scores.json", self.scores)
+        with replacing(self.folder / "README.md") as new:
+            new.write_text("\n".join(head) + "\n\n" + "\n\n".join(body) + "\n", "utf-8")
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        note(f"saved {self.folder}")
 
 
 # ---- Options -------------------------------------------------------------------------------------
 
-DEMO_FOLDER = f"{HERE}/demo"
-
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, with errors of one line; --help shows the script's docstring as it is."""
+    """argparse's, with errors of one line; --help shows the script's docstring as it is.
 
-    def __init__(self, docstring):
+    @FILE stands for the options in a file, as in demo/ckd.txt; those after it replace its own.
+    """
+
+    def __init__(self, docstring, **options):
+        options |= dict(fromfile_prefix_chars="@", allow_abbrev=False)
         as_written = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=docstring, formatter_class=as_written, allow_abbrev=False)
+        super().__init__(description=docstring, formatter_class=as_written, **options)
+
+    def convert_arg_line_to_args(self, line):
+        return shlex.split(line, comments=True)
 
     def error(self, message):
         raise UserError(f"{message} (--help lists the options)")
@@ -930,22 +997,18 @@ def add_run_options(parser, precisions=("fp32", "bf16"), **defaults):
     add("--group-by-length", action="store_true", help=order)
     add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
     add("--precision", choices=precisions, help="(default: bf16 on a GPU that has it, else fp32)")
-    add("--demo", action="store_true", help="all-MiniLM-L6-v2 and the files of demo/ as defaults")
     parser.set_defaults(**defaults)
 
 
-def parse_options(parser, demo):
-    """-> the arguments, whose defaults are those of `demo` if --demo is given."""
-    if "--demo" in sys.argv:
-        parser.set_defaults(**demo, output=f"{parser.get_default('output')}-demo")
+def parse_options(parser):
+    """-> the arguments. Raises UserError."""
     args = parser.parse_args()
     if "teacher_pooling" in args and not (args.student or args.student_layers):
         parser.error("give --student, or --student-layers to cut it from the teacher")
     if getattr(args, "teacher_embeddings", None) and not args.student:
         parser.error("--teacher-embeddings needs --student")
     if args.precision is None:
-        on_gpu = args.device == "cuda"
-        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if has_bf16 else "fp32"
     trains_in_bf16 = args.precision == "bf16" and args.device == "cpu"
     has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # not in older torch
@@ -967,14 +1030,11 @@ def in_range(kind, low, high=10**9):
     return convert
 
 
-def load_student(args, default="mean"):
+def load_untrained_student(args, default="mean"):
     """The encoder that the options describe. Raises UserError."""
-    name = args.student or args.teacher
-    pooling = args.pooling
-    if not args.student:  # it is pooled like the teacher, from which it is cut
-        pooling = pooling or args.teacher_pooling
-        default = "mean"
-    dropout = args.dropout
+    name, pooling, dropout = args.student, args.pooling, args.dropout
+    if not name:  # it is cut from the teacher, and pooled like it
+        name, pooling, default = args.teacher, pooling or args.teacher_pooling, "mean"
     if args.student_layers and dropout is None:
         dropout = 0.0
     student = load_encoder(name, pooling, args.student_layers, default, dropout, args.device)
@@ -1019,6 +1079,8 @@ def run_main(main):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
+        with one_line_errors("the command line", "names of files must be UTF-8"):
+            "".join(sys.argv).encode()
         main()
     except (UserError, OSError, MemoryError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
         message = " ".join(str(error).split()) or type(error).__name__

@@ -82,14 +82,14 @@ def embed(encoder, input_ids, attention_mask):
 
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
+    Padding is on the right, as Tokens.batch() puts it.
     """
     states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        positions = torch.arange(states.shape[1], device=states.device)  # [L]
-        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
-        pooled = states[torch.arange(states.shape[0], device=states.device), last]
+        last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
+        pooled = states[torch.arange(len(last)), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -126,11 +126,11 @@ import re
 
 import numpy as np
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
+from common import ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
 from common import evaluation_sets, read_embeddings, read_sentences, read_text_pairs
-from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
+from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 
 DELETION_RATE = 0.1  # Table 6
 # A word, or a character of a script that has no spaces (Thai to Lao, Burmese, Khmer, Chinese,
@@ -164,8 +164,14 @@ def second_views(first, second, rows, seed):
     return [delete_words(first[row], random) for row in rows]
 
 
+def embed_views(student, views, args):
+    """N texts of this step alone -> z_gen [N, D]."""
+    tokens = Tokens(student, views, args.max_length)
+    return embed_rows(embed, student, tokens, np.arange(len(views)), args.device)
+
+
 def distill(student, first, second, targets, dev_set, run, args):
-    """Section 3 -> (best_step, last_step).
+    """Section 3 -> best dev score, its step, the last step.
 
     first: n sentences; second: their other views, or None, and words of the first are deleted;
     targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and main()
@@ -189,7 +195,7 @@ def distill(student, first, second, targets, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, optimizer]
-    step, best, best_step, queue = run.begin("distill", total, state, (0, -math.inf, 0, queue))
+    step, best, best_step, queue = run.begin(total, state, (0, -math.inf, 0, queue))
     while True:
         run.checkpoint(state, (step, best, best_step, queue))  # at most every five minutes
 
@@ -198,10 +204,10 @@ def distill(student, first, second, targets, dev_set, run, args):
             dev = spearman(embed, student, dev_set)["dev"]  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total or step - best_step >= patience:
-                return best_step, step
+                return best, best_step, step
 
         # One step. `step` counted the steps made; from here on, it is the number of this one.
         rows = batches[step]  # row numbers [N]
@@ -213,14 +219,10 @@ def distill(student, first, second, targets, dev_set, run, args):
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:
             control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]
-        if args.alpha == 1:
-            generalize = control  # its weight, 1 - alpha, is 0
-        else:
-            views = second_views(first, second, rows, [args.seed, step])  # N texts
-            view_tokens = Tokens(student, views, args.max_length)
-            every = np.arange(len(rows))
-            with autocast:
-                generalize = embed_rows(embed, student, view_tokens, every, args.device)  # z_gen
+            generalize = control  # for --alpha 1, where its weight is 0
+            if args.alpha < 1:
+                views = second_views(first, second, rows, [args.seed, step])  # N texts
+                generalize = embed_views(student, views, args)  # z_gen [N, D]
         loss = congen_loss(
             control,
             generalize,
@@ -239,18 +241,7 @@ def distill(student, first, second, targets, dev_set, run, args):
 
 # ---- Command line --------------------------------------------------------------------------------
 
-NLI = "nli_for_simcse.csv"
-DEMO = dict(
-    teacher=MINILM,
-    student_layers="1,3,5",
-    train=f"{DEMO_FOLDER}/sentences.txt",
-    dev=f"{DEMO_FOLDER}/dev.tsv",
-    epochs=1,
-    batch_size=64,
-    lr=5e-4,
-    eval_steps=50,
-    group_by_length=True,
-)
+NLI_TRIPLETS = "nli_for_simcse.csv"
 
 
 def parse_args():
@@ -258,7 +249,7 @@ def parse_args():
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
     add_embeddings_option(parser)
-    add_data_options(parser, NLI)
+    add_data_options(parser, NLI_TRIPLETS)
     views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
     start = "initial weights of the head (default: %(default)s; paper §4.1)"
     control = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
@@ -278,8 +269,8 @@ def parse_args():
     text = "end after this many epochs without a better dev score; 0: never (default: %(default)s)"
     add("--patience", type=in_range(int, 0), default=7, help=text)
     add_run_options(parser, output="runs/congen", max_length=128, eval_steps=512)
-    args = parse_options(parser, DEMO)
-    args.train = args.train or NLI
+    args = parse_options(parser)
+    args.train = args.train or NLI_TRIPLETS
     return args
 
 
@@ -291,27 +282,26 @@ def main():
         first, second = map(list, zip(*read_text_pairs(args.pairs)))
     else:
         first = read_sentences(args.train)
-    run = Run(args, [__file__], [*sets.values(), first, second or []])
-    if run.is_complete():
-        return
-    if not run.finished:
-        student = load_student(args)
+    settings = run_settings(args, [__file__], [*sets.values(), first, second or []])
+    run = Run(settings, args, "distill")
+    if not run.is_finished:
+        student = load_untrained_student(args)
         if args.teacher_embeddings:
             targets = read_embeddings(args.teacher_embeddings, len(first))
         else:
             teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            run.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
             targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
             del teacher  # frees GPU memory
         run.scores["student before"] = spearman(embed, student, sets)
         dev_set = {"dev": sets["dev"]}
-        best_step, last_step = distill(student, first, second, targets, dev_set, run, args)
-        student = load_encoder(args.output, device=args.device)  # the best one
-        row = {"best student": spearman(embed, student, sets)}
-        run.finish(best_step, last_step, row)
-    how = "given by --pairs" if args.pairs else "by word deletion"
-    text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
-    write_card(run, args, f"{text}, second views {how}.")
+        outcome = distill(student, first, second, targets, dev_set, run, args)
+        student = load_encoder(run.folder, device=args.device)  # the best one
+        how = "given by --pairs" if args.pairs else "by word deletion"
+        text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
+        text += f", second views {how}."
+        run.finish(*outcome, {"best student": spearman(embed, student, sets)}, text)
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def simcse_loss(first, second, temperature):
 
 # Section 5.6, with the names of the authors' code: how layers are combined at each token, and which
 # ones, as positions in hidden_states, where 0 is the embedding layer.
-POOLINGS = {
+LAYER_POOLINGS = {
     "cls": ("mean", [-1]),  # at the first token; the others average all tokens
     "avg": ("mean", [-1]),
     "last_second_hidden": ("mean", [-2]),
@@ -67,12 +67,12 @@ def pool(hidden_states, attention_mask, pooling):
     The order is that of the authors' code; the paper does not say over what it takes a maximum.
 
     hidden_states: the output of the embedding layer and of each layer, [N, L, H] each;
-    attention_mask [N, L]; pooling: one of POOLINGS; "cls" returns the last layer's state at [CLS].
-    Returns [N, H], or [N, 4 H] for concat_last4.
+    attention_mask [N, L]; pooling: one of LAYER_POOLINGS, of which "cls" is the last layer's state
+    at [CLS]. Returns [N, H], or [N, 4 H] for concat_last4.
     """
     if pooling == "cls":
         return hidden_states[-1][:, 0]
-    combine, positions = POOLINGS[pooling]
+    combine, positions = LAYER_POOLINGS[pooling]
     layers = torch.stack(hidden_states)[positions]  # [k, N, L, H]
     if combine == "concat":
         tokens = torch.cat([*layers], dim=-1)  # [N, L, 4 H]
@@ -98,16 +98,16 @@ def embed(encoder, input_ids, attention_mask):
 
 import numpy as np
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, in_range, parse_options, run_main
+from common import ArgumentParser, UserError, in_range, parse_options, run_main
 from common import add_data_options, add_run_options, evaluation_sets, read_sentences
 from common import load_encoder, pooling_module, save_encoder, spearman
-from common import Batches, Run, Tokens, embed_rows, write_card
+from common import Batches, Run, Tokens, embed_rows, run_settings, table
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def train(student, sentences, dev_set, run, args):
-    """Section 3 -> (best_step, last_step)."""
+    """Section 3 -> best dev score, its step, the last step."""
     tokens = Tokens(student, sentences, args.max_length)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
     total = min(args.steps, args.max_steps)
@@ -120,7 +120,7 @@ def train(student, sentences, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, scaler, optimizer]
-    step, best, best_step = run.begin("train", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -129,10 +129,10 @@ def train(student, sentences, dev_set, run, args):
             dev = spearman(embed, student, dev_set)["dev"]  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output, *pooling_modules(student))
+                save_encoder(student, run.folder, *pooling_modules(student))
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step. `step` counted the steps made; from here on, it is the number of this one.
         rows = batches[step]  # row numbers [N]
@@ -157,16 +157,6 @@ def train(student, sentences, dev_set, run, args):
 # ---- Command line --------------------------------------------------------------------------------
 
 WIKIPEDIA = "wiki1m_for_simcse.txt"
-DEMO = dict(
-    student=MINILM,
-    student_layers="1,3,5",
-    pooling="avg",
-    train=f"{DEMO_FOLDER}/sentences.txt",
-    dev=f"{DEMO_FOLDER}/dev.tsv",
-    steps=100,
-    eval_steps=25,
-    group_by_length=True,
-)
 
 
 def parse_args():
@@ -177,7 +167,12 @@ def parse_args():
     student = "folder or Hub name (default: %(default)s; paper §4)"
     add("--student", default="distilbert-base-uncased", help=student)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add("--pooling", choices=POOLINGS, default="avg_last4", help=f"replaces the folder's {table_3}")
+    add(
+        "--pooling",
+        choices=LAYER_POOLINGS,
+        default="avg_last4",
+        help=f"replaces the folder's {table_3}",
+    )
     add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
     add_data_options(parser, WIKIPEDIA)
     add = parser.add_argument_group("method").add_argument
@@ -187,13 +182,13 @@ def parse_args():
     add("--steps", type=in_range(int, 1), default=20_000, help="(default: %(default)s; paper §5.1)")
     defaults = dict(output="runs/distilface", max_length=32, eval_steps=250)
     add_run_options(parser, precisions=DTYPES, **defaults)
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     args.train = args.train or WIKIPEDIA
     return args
 
 
 def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
-    """A folder or a name on the Hub -> Encoder with one of POOLINGS. Raises UserError."""
+    """A folder or a name on the Hub -> Encoder with one of LAYER_POOLINGS. Raises UserError."""
     # A given pooling, "mean", makes load_encoder() leave out dense heads and normalization.
     encoder = load_encoder(name, "mean", layers, dropout=dropout, device=device)
     encoder.pooling = pooling
@@ -205,7 +200,7 @@ def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
     if pooling == "concat_last4":
         encoder.width *= 4
     # SentenceTransformer looks here for the layers that its WeightedLayerPooling averages.
-    averages_layers = POOLINGS[pooling][0] == "mean" and pooling not in ("cls", "avg")
+    averages_layers = LAYER_POOLINGS[pooling][0] == "mean" and pooling not in ("cls", "avg")
     encoder.model.config.output_hidden_states = averages_layers
     return encoder
 
@@ -218,7 +213,7 @@ def pooling_modules(encoder):
     tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
     if encoder.pooling in ("cls", "avg"):
         return [tokens], {}
-    combine, positions = POOLINGS[encoder.pooling]
+    combine, positions = LAYER_POOLINGS[encoder.pooling]
     entry = dict(script="distilface", pooling=encoder.pooling)
     if combine != "mean":  # which sentence-transformers refuses
         entry["type"] = "sentence_distillation.LayerPooling"
@@ -236,22 +231,22 @@ def main():
     args = parse_args()
     sets = evaluation_sets(args)
     sentences = read_sentences(args.train)
-    run = Run(args, [__file__], [*sets.values(), sentences])
-    if run.is_complete():
-        return
-    if not run.finished:
-        cut = (args.student_layers, args.dropout)
-        student = load_student(args.student, args.pooling, *cut, device=args.device)
+    settings = run_settings(args, [__file__], [*sets.values(), sentences])
+    run = Run(settings, args, "train")
+    if not run.is_finished:
+        options = (args.pooling, args.student_layers, args.dropout, args.device)
+        student = load_student(args.student, *options)
         if not any(part.p for part in student.modules() if isinstance(part, nn.Dropout)):
             raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
         run.scores["student before"] = spearman(embed, student, sets)
-        best_step, last_step = train(student, sentences, {"dev": sets["dev"]}, run, args)
-        student = load_student(args.output, args.pooling, device=args.device)  # the best one
-        run.finish(best_step, last_step, {"best student": spearman(embed, student, sets)})
-    is_average = POOLINGS[args.pooling][0] == "mean"
-    library = "sentence-transformers" if is_average else "transformers"
-    text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
-    write_card(run, args, text, library)
+        outcome = train(student, sentences, {"dev": sets["dev"]}, run, args)
+        student = load_student(run.folder, args.pooling, device=args.device)  # the best one
+        row = {"best student": spearman(embed, student, sets)}
+        is_average = LAYER_POOLINGS[args.pooling][0] == "mean"
+        library = "sentence-transformers" if is_average else "transformers"
+        text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
+        run.finish(*outcome, row, text, library)
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
-  python dse.py --task stsb --glue FOLDER --teacher MODEL --student-layers 1,3,5
+  python dse.py --task stsb --data FOLDER --teacher MODEL --student-layers 1,3,5
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -138,7 +136,6 @@ def add_head(encoder, classes):
 
 import json
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -146,15 +143,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, UserError, in_range, parse_options, run_main
+from common import ArgumentParser, UserError, in_range, parse_options, run_main
 from common import add_run_options, note, one_line_errors, replacing
-from common import download, gold_score, read_rows, resolve_model
+from common import download, gold_score, read_rows, read_scored_pairs, resolve_model
 from common import LOADING, encode, load_encoder, save_encoder, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 
 
 def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
-    """Section 3.3: the teacher learns the labels R [P] of P pairs -> (best_step, last_step)."""
+    """Section 3.3: the teacher learns the labels R [P] of P pairs.
+
+    Returns the best dev score, its step, and the last step.
+    """
     tokens = Tokens(teacher, pairs)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
     total = min(args.teacher_epochs * batches.per_epoch, args.max_steps)
@@ -167,7 +167,7 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [teacher, optimizer]
-    step, best, best_step = run.begin("teacher", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -176,10 +176,10 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
             dev = dev_score(teacher, dev_set, args.task)  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(teacher, run.folder / "teacher")
+                save_encoder(teacher, run.folder)
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step. `step` counted the steps made; from here on, it is the number of this one.
         rows = batches[step]  # row numbers [N]
@@ -197,10 +197,10 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
 
 
 def distill(student, pairs, labels, targets, dev_set, run, args):
-    """Section 3.2: the student learns labels R [P] and logits T [P, C] -> (best_step, last_step).
+    """Section 3.2: the student learns the labels R [P] and the teacher's logits T [P, C].
 
     The teacher is not in this loop: it is frozen, and main() has computed T once. With --alpha 0
-    there is no teacher: T is zeros, and has no weight.
+    there is no teacher: T is zeros, and has no weight. Returns what finetune_teacher() returns.
     """
     first, second = [Tokens(student, sentences) for sentences in zip(*pairs)]
     lengths = first.lengths + second.lengths
@@ -214,7 +214,7 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
     student.train(not args.freeze_encoder)
 
     state = [student, optimizer]
-    step, best, best_step = run.begin("student", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -226,7 +226,7 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
                 save_student(student, run.folder)
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step.
         rows = batches[step]
@@ -313,7 +313,7 @@ def load_cross_encoder(name, task, max_length=512, device="cpu"):
     teacher.prompt = ""
     teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
     teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
-    classes = TASKS[task].classes
+    classes = CLASSES[task]
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
@@ -362,127 +362,77 @@ def load_student(folder, device="cpu"):
 
 # ---- Data ----------------------------------------------------------------------------------------
 
-NO_LABEL = ("", "-", "-1", "-1.0")  # "-": the annotators do not agree; -1: hidden
-
-
-class Task(NamedTuple):
-    """One of GLUE's tasks, or AllNLI (MNLI and SNLI)."""
-
-    files: dict  # {set: its files in GLUE's folder, without .tsv}
-    columns: list  # of the first sentence, the second sentence, and the label
-    classes: list  # names in the order of the logits; for scores one, their range
-
-
-def splits(folder):
-    return {split: [f"{folder}/{split}"] for split in ("train", "dev", "test")}
-
-
-BINARY = ["0", "1"]
-NLI = ["entailment", "neutral", "contradiction"]
-QNLI = ["entailment", "not_entailment"]
-NLI_COLUMNS = ["sentence1", "sentence2", "gold_label"]
-MNLI = dict(train=["MNLI/train"], dev=["MNLI/dev_matched"], mismatched=["MNLI/dev_mismatched"])
-ALLNLI = dict(train=["MNLI/train", "SNLI/train"], dev=["MNLI/dev_matched", "SNLI/dev"])
-ALLNLI |= dict(test=["SNLI/test"])
-TASKS = {
-    "mrpc": Task(splits("MRPC"), ["#1 String", "#2 String", "Quality"], BINARY),
-    "stsb": Task(splits("STS-B"), ["sentence1", "sentence2", "score"], ["0 to 5"]),
-    "qqp": Task(splits("QQP"), ["question1", "question2", "is_duplicate"], BINARY),
-    "qnli": Task(splits("QNLI"), ["question", "sentence", "label"], QNLI),
-    "mnli": Task(MNLI, NLI_COLUMNS, NLI),
-    "allnli": Task(ALLNLI, NLI_COLUMNS, NLI),
+NLI_CLASSES = ["entailment", "neutral", "contradiction"]
+CLASSES = {  # of GLUE's tasks and AllNLI (MNLI and SNLI), in the order of labels and logits
+    "mrpc": ["0", "1"],
+    "stsb": ["0 to 5"],  # scores
+    "qqp": ["0", "1"],
+    "qnli": ["entailment", "not_entailment"],
+    "mnli": NLI_CLASSES,
+    "allnli": NLI_CLASSES,
+}
+MATCHED = "mnli/validation"
+FILES = {  # of tasks that have other sets than train, validation and test
+    "mnli": dict(train=["mnli/train"], dev=[MATCHED], mismatched=["mnli_mm/validation"]),
+    "allnli": dict(
+        train=["mnli/train", "snli/train"], dev=[MATCHED, "snli/validation"], test=["snli/test"]
+    ),
 }
 
 
 def read_sets(args):
     """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
 
-    From --train and --dev, or --glue, GLUE's folder with MRPC/train.tsv and so on, or the Hub.
-    Raises UserError.
+    From --train and --dev, or the task's files in --data or on the Hub. Raises UserError.
     """
-    files = TASKS[args.task].files
-    if args.train:
-        files = dict(train=[args.train], dev=[args.dev])
+    task = args.task
+    files = dict(train=[f"{task}/train"], dev=[f"{task}/validation"], test=[f"{task}/test"])
     sets = {}
-    for split, names in files.items():
-        paths = [Path(name) if args.train else glue_file(args.glue, name) for name in names]
-        rows = [row for path in paths for row in read_pairs(path, args.task, split)]
+    for name, parts in FILES.get(task, files).items():
+        if not args.train:
+            rows = [row for part in parts for row in read_labeled_pairs(args.data, part, task)]
+        elif name == "test":
+            rows = []
+        else:
+            rows = read_scored_pairs(args.train if name == "train" else args.dev)
         if rows:
-            pairs, labels = zip(*rows)
-            sets[split] = pairs, np.array(labels, np.float32 if args.task == "stsb" else np.int64)
+            first, second, labels = zip(*rows)
+            array = np.array(labels, np.float32 if task == "stsb" else np.int64)
+            sets[name] = list(zip(first, second)), array
     return sets
 
 
-def glue_file(folder, name):
-    """A file of GLUE's folder, or the Hub's copy as JSON lines -> Path. Raises UserError."""
-    if folder:
-        return Path(folder, f"{name}.tsv")
-    task, split = name.lower().replace("-", "").split("/")
-    repository = f"SetFit/{task}_mm" if split == "dev_mismatched" else f"SetFit/{task}"
-    split = "validation" if split.startswith("dev") else split
-    return download(repository, f"{split}.jsonl")
+def read_labeled_pairs(folder, file, task):
+    """TASK/SPLIT in a folder or on the Hub -> [(sentence, sentence, label)]. Raises UserError.
 
-
-def read_pairs(path, task, split):
-    """A table, or JSON lines -> rows (pair of sentences, class number or score). Raises UserError.
-
-    A table has a header with the task's columns, or three columns and no header. Rows without two
-    sentences and a label are left out. A test set may have no labels, or be missing.
+    Each line is JSON, as in SetFit's data sets on the Hub. label: a class number, or a score from 0
+    to 5; rows with the label -1 are left out. A test set may have no labels, or be missing.
     """
-    if split in ("test", "mismatched") and not path.exists():
+    name, split = file.split("/")
+    path = Path(folder, f"{file}.jsonl") if folder else download(f"SetFit/{name}", f"{split}.jsonl")
+    if split == "test" and not path.exists():
         return []
-    columns, classes = TASKS[task].columns, TASKS[task].classes
-    form = f"it must have columns {', '.join(columns)}, labels {', '.join(classes)}"
-    if path.suffix == ".jsonl":  # labels are class numbers or scores
-        columns, classes = ["text1", "text2", "label"], [*map(str, range(len(classes)))]
-        read_cells = json.loads
-    else:
-        header = next(read_rows(path, str, form)).split("\t")
-        header = header if {*columns} <= {*header} else columns
-        read_cells = partial(read_table_row, header)
+    classes = CLASSES[task]
 
     def parse(line):
-        cells = read_cells(line)
-        if cells is None:
-            return None
-        values = [cells.get(name) for name in columns]
-        first, second, label = ["" if value is None else str(value).strip() for value in values]
-        if label in NO_LABEL or not first or not second:
-            return (first, second), None
-        return (first, second), classes.index(label) if len(classes) > 1 else gold_score(label)
+        row = json.loads(line)
+        first, second, label = row["text1"].strip(), row["text2"].strip(), row["label"]
+        if label == -1 or not first or not second:
+            return None, None, None
+        if task == "stsb":
+            return first, second, gold_score(label)
+        if label not in range(len(classes)):
+            raise ValueError(f"{label!r} is no class from 0 to {len(classes) - 1}")
+        return first, second, label
 
-    rows = list(read_rows(path, parse, form))
-    labeled = [row for row in rows if row[1] is not None]
-    if not labeled and split != "test":
+    form = f"each line is JSON with text1, text2 and label, of {', '.join(classes)}"
+    rows = [row for row in read_rows(path, parse, form) if row[0]]
+    if not rows and split != "test":
         raise UserError(f"{path}: no labeled rows; {form}")
-    if 0 < len(labeled) < len(rows):
-        note(f"{path}: lines without two sentences and a label: {len(rows) - len(labeled)}")
-    return labeled
-
-
-def read_table_row(header, line):
-    """-> {column: cell}; None for the header, and empty with too few or too many cells (QQP)."""
-    cells = line.split("\t")
-    if cells == header:
-        return None
-    return dict(zip(header, cells)) if len(cells) == len(header) else {}
+    return rows
 
 
 # ---- Command line --------------------------------------------------------------------------------
-
-DEMO = dict(
-    teacher=MINILM,
-    student_layers="1,3,5",
-    glue=f"{DEMO_FOLDER}/glue",
-    task="stsb",
-    teacher_epochs=2,
-    teacher_lr=1e-4,
-    epochs=4,
-    batch_size=32,
-    lr=2e-4,
-    eval_steps=40,
-    group_by_length=True,
-)
 
 
 def parse_args():
@@ -492,9 +442,10 @@ def parse_args():
     finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
     parser = ArgumentParser(__doc__)
     add = parser.add_argument_group("models and data").add_argument
-    add("--task", choices=TASKS, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
-    add("--glue", help="folder with MRPC/train.tsv, ... (default: from the Hugging Face Hub)")
-    add("--train", help="scored pairs (TSV: sentence, sentence, score from 0 to 5) instead of GLUE")
+    add("--task", choices=CLASSES, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
+    data = "folder with mrpc/train.jsonl, ... (default: SetFit's data sets on the Hugging Face Hub)"
+    add("--data", help=data)
+    add("--train", help="scored pairs (TSV: sentence, sentence, score from 0 to 5), not a task's")
     add("--dev", help="scored pairs that choose the best student, with --train")
     teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; paper §3.3)"
     add("--teacher", default="bert-large-uncased", help=teacher)
@@ -511,7 +462,7 @@ def parse_args():
     add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
     add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
     add_run_options(parser, output="runs/dse", max_length=128)
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
         raise UserError("--train and --dev: give both or neither, and no --task but stsb")
     args.task = args.task or ("stsb" if args.train else "mrpc")
@@ -525,37 +476,41 @@ def load_untrained_student(args):
     student = load_encoder(name, "mean", args.student_layers, dropout=args.dropout)
     student.requires_grad_(not args.freeze_encoder)
     student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
-    return add_head(student, len(TASKS[args.task].classes)).to(args.device)
+    return add_head(student, len(CLASSES[args.task])).to(args.device)
 
 
 def main():
     args = parse_args()
     sets = read_sets(args)
-    run = Run(args, [__file__], [[pairs, labels.tolist()] for pairs, labels in sets.values()])
-    if run.is_complete():
+    read = [[pairs, labels.tolist()] for pairs, labels in sets.values()]
+    settings = run_settings(args, [__file__], read)
+    run = Run(settings, args, "student")
+    if run.is_finished:
+        print(table(run.scores))
         return
     pairs, labels = sets.pop("train")
     if np.ptp(labels) == 0:
         raise UserError(f"{args.task}: all labels of the training pairs are equal")
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     student = load_untrained_student(args)
-    targets = np.zeros((len(pairs), len(TASKS[args.task].classes)), np.float32)
+    targets = np.zeros((len(pairs), len(CLASSES[args.task])), np.float32)
     text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
 
     if args.alpha > 0 or args.teacher_only:
         options = (args.task, args.max_length, args.device)
         teacher = load_cross_encoder(args.teacher, *options)
-        if teacher.fresh:
-            if "teacher" not in run.finished:
-                best_step, last_step = finetune_teacher(
-                    teacher, pairs, labels, sets["dev"], run, args
-                )
-                run.finish(best_step, last_step, {})
-            teacher = load_cross_encoder(run.folder / "teacher", *options)  # the best one
+        if teacher.fresh:  # its fine-tuning is a stage, with a folder of its own
+            first = Run(settings, args, "teacher", is_last=False)
+            if not first.is_finished:
+                outcome = finetune_teacher(teacher, pairs, labels, sets["dev"], first, args)
+                teacher = load_cross_encoder(first.folder, *options)
+                row = {"teacher": scores(teacher, sets, args.task)}
+                first.finish(*outcome, row, text, "transformers")
+            teacher = load_cross_encoder(first.folder, *options)  # the best one
         run.scores["teacher"] = scores(teacher, sets, args.task)
         if args.teacher_only:
-            run.save((), ())  # it may have trained nothing
-            write_card(run, args, text, "transformers")
+            run.write_card(text, "transformers")
+            print(table(run.scores))
             return
         key = str(teacher.has_sigmoid)
         targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
@@ -563,14 +518,14 @@ def main():
             means = f"{targets.mean():.1f}, and of the labels {labels.mean():.1f}"
             note(f"the mean of the teacher's scores is {means}; they should be on one scale")
         teacher.to("cpu")  # frees GPU memory
-    if "student" not in run.finished:
-        if args.task == "stsb":
-            cosine = scores(student, sets, args.task, F.cosine_similarity)
-            run.scores["student before, cosine"] = cosine
-        best_step, last_step = distill(student, pairs, labels, targets, sets["dev"], run, args)
-        student = load_student(run.folder, args.device)  # the best one
-        run.finish(best_step, last_step, {"best student": scores(student, sets, args.task)})
-    write_card(run, args, text, "transformers")
+    if args.task == "stsb":
+        cosine = scores(student, sets, args.task, F.cosine_similarity)
+        run.scores["student before, cosine"] = cosine
+    outcome = distill(student, pairs, labels, targets, sets["dev"], run, args)
+    student = load_student(run.folder, args.device)  # the best one
+    row = {"best student": scores(student, sets, args.task)}
+    run.finish(*outcome, row, text, "transformers")
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

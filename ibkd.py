@@ -106,6 +106,7 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
     layer. num_dense: S is the output of the first num_dense of encoder.heads (default: of all).
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
+    Padding is on the right, as Tokens.batch() puts it.
     """
     output = encoder.model(
         input_ids, attention_mask=attention_mask, output_hidden_states=with_input
@@ -115,9 +116,8 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
     if encoder.pooling == "cls":
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
-        positions = torch.arange(states.shape[1], device=states.device)  # [L]
-        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
-        pooled = states[torch.arange(states.shape[0], device=states.device), last]
+        last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
+        pooled = states[torch.arange(len(last)), last]
     else:
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     s = encoder.heads[:num_dense](pooled).float()  # [N, D]
@@ -150,20 +150,21 @@ from functools import partial
 
 import numpy as np
 
-from common import DEMO_FOLDER, MINILM, ArgumentParser, in_range, parse_options, run_main
+from common import ArgumentParser, in_range, parse_options, run_main
 from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
 from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
-from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
+from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 
 
 def distill(student, texts, targets, dev_score, run, args):
-    """Stage 1, eq. 8: minimize L = L_nce(S, T) + beta_1 HSIC(X, S) -> (best_step, last_step).
+    """Stage 1, eq. 8: minimize L = L_nce(S, T) + beta_1 HSIC(X, S).
 
     Eq. 8 prints -(L_nce - beta_1 HSIC), with eq. 3's L_nce, a bound to maximize. Section 3.1 ends
     with the opposite sign, a loss to minimize, which is info_nce(). targets [n, D_T]: T of n texts.
     The teacher is not in this loop: it is frozen, and main() has computed its embeddings once.
-    dev_score(student) -> the number that chooses the best student.
+    dev_score(student) -> the number that chooses the best student. Returns the best dev score, its
+    step, and the last step.
     """
     tokens = Tokens(student, texts, args.max_length)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
@@ -178,7 +179,7 @@ def distill(student, texts, targets, dev_score, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -187,10 +188,10 @@ def distill(student, texts, targets, dev_score, run, args):
             dev = dev_score(student)  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step. `step` counted the steps made; from here on, it is the number of this one.
         rows = batches[step]  # row numbers [N]
@@ -214,13 +215,13 @@ def distill(student, texts, targets, dev_score, run, args):
 
 
 def finetune(student, texts, examples, dev_score, run, args):
-    """Stage 2, eq. 9: minimize L = L_nce^sup(S') + beta_2 HSIC(X, S) -> (best_step, last_step).
+    """Stage 2, eq. 9: minimize L = L_nce^sup(S') + beta_2 HSIC(X, S).
 
     Eq. 9 prints -(L_nce^sup - beta_2 HSIC), and eq. 10 its L_nce^sup without a minus, which is the
     same loss. X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an
     anchor, its positive and its K hard negatives. The student at the start is also a candidate: it
     is kept if stage 2 makes it worse. A positive that two anchors of a batch share is a negative of
-    both.
+    both. Returns what distill() returns.
     """
     tokens = Tokens(student, texts, args.max_length)
     lengths = tokens.lengths[examples[:, 0]]  # of the anchors
@@ -235,7 +236,7 @@ def finetune(student, texts, examples, dev_score, run, args):
     optimizer = torch.optim.Adam(model.parameters(), lr=args.finetune_lr, fused=True)
 
     state = [model, optimizer]
-    step, best, best_step = run.begin("finetune", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -244,10 +245,10 @@ def finetune(student, texts, examples, dev_score, run, args):
             dev = dev_score(student)
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total:
-                return best_step, step
+                return best, best_step, step
 
         # One step.
         rows = batches[step]
@@ -280,21 +281,7 @@ def finetune(student, texts, examples, dev_score, run, args):
 
 # ---- Command line --------------------------------------------------------------------------------
 
-NLI = "nli_for_simcse.csv"
-DEMO = dict(
-    teacher=MINILM,
-    student_layers="1,3,5",
-    train=f"{DEMO_FOLDER}/sentences.txt",
-    triplets=f"{DEMO_FOLDER}/triplets.csv",
-    dev=f"{DEMO_FOLDER}/dev.tsv",
-    epochs=1,
-    batch_size=64,
-    lr=4e-4,
-    finetune_epochs=1,
-    finetune_batch_size=64,
-    eval_steps=50,
-    group_by_length=True,
-)
+NLI_TRIPLETS = "nli_for_simcse.csv"
 
 
 def add_method_options(parser):
@@ -328,18 +315,18 @@ def parse_args():
     parser = ArgumentParser(__doc__)
     add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
     add_embeddings_option(parser)
-    add_data_options(parser, NLI)
+    add_data_options(parser, NLI_TRIPLETS)
     stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
     parser.add_argument("--stage", choices=("distill", "finetune", "both"), help=stages)
-    triplets = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI}; paper §4.3)"
+    triplets = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.3)"
     parser.add_argument("--triplets", help=triplets)
     add_method_options(parser)
     add_run_options(parser, output="runs/ibkd", max_length=128, eval_steps=500)
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     if args.stage is None:
         args.stage = "distill" if args.train and not args.triplets else "both"
-    args.train = args.train or NLI
-    args.triplets = args.triplets or NLI
+    args.train = args.train or NLI_TRIPLETS
+    args.triplets = args.triplets or NLI_TRIPLETS
     return args
 
 
@@ -349,39 +336,43 @@ def main():
     sentences = read_sentences(args.train) if args.stage != "finetune" else []
     triplets = read_triplets(args.triplets) if args.stage != "distill" else []
     labeled = [text for triplet in triplets for text in triplet]
-    run = Run(args, [__file__], [*sets.values(), sentences, labeled])
-    if run.is_complete():
-        return
-    student = load_student(args)
-    num_dense = len(student.heads)
+    settings = run_settings(args, [__file__], [*sets.values(), sentences, labeled])
+    # A stage is a run with a folder of its own; the last one has --output itself.
+    first = Run(settings, args, "distill", is_last=args.stage == "distill")
+    last = Run(settings, args, "finetune") if args.stage != "distill" else first
+    text = "Trained by `ibkd.py` (IBKD, arXiv:2311.05472)."
 
     def dev_score(encoder):
         return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
 
-    if args.stage != "finetune" and "distill" not in run.finished:
+    if last.is_finished:
+        print(table(last.scores))
+        return
+    student = load_untrained_student(args)
+
+    if args.stage != "finetune" and not first.is_finished:
         if args.teacher_embeddings:
             targets = read_embeddings(args.teacher_embeddings, len(sentences))
         else:
             teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            run.scores["teacher"] = spearman(embed, teacher, sets, encode=teacher_embeddings)
+            first.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
             targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
             del teacher  # frees GPU memory
-        run.scores["student before"] = spearman(embed, student, sets)
-        best_step, last_step = distill(student, sentences, targets, dev_score, run, args)
-        student = load_encoder(args.output, device=args.device)  # the best one
-        run.finish(best_step, last_step, {"best of stage 1": spearman(embed, student, sets)})
-    if args.stage != "distill" and "finetune" not in run.finished:
+        first.scores["student before"] = spearman(embed, student, sets)
+        outcome = distill(student, sentences, targets, dev_score, first, args)
+        student = load_encoder(first.folder, device=args.device)  # the best one
+        first.finish(*outcome, {"best of stage 1": spearman(embed, student, sets)}, text)
+    if args.stage != "distill":
         if args.stage == "both":
-            student = load_encoder(args.output, device=args.device)
-            kept = num_dense + 1 if args.keep_mapping else num_dense
-            del student.heads[kept:]  # W_proj, if stage 2 had begun
+            student = load_encoder(first.folder, device=args.device)
+            last.scores |= first.scores
         else:
-            run.scores["student before"] = spearman(embed, student, sets)
+            last.scores["student before"] = spearman(embed, student, sets)
         examples = np.arange(len(labeled)).reshape(-1, 3)
-        best_step, last_step = finetune(student, labeled, examples, dev_score, run, args)
-        student = load_encoder(args.output, device=args.device)
-        run.finish(best_step, last_step, {"best of stage 2": spearman(embed, student, sets)})
-    write_card(run, args, "Trained by `ibkd.py` (IBKD, arXiv:2311.05472).")
+        outcome = finetune(student, labeled, examples, dev_score, last, args)
+        student = load_encoder(last.folder, device=args.device)
+        last.finish(*outcome, {"best of stage 2": spearman(embed, student, sets)}, text)
+    print(table(last.scores))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ little about it, so an encoder has to represent the meaning.
   dev.tsv, test.tsv                     500 pairs each: sentence, sentence, similarity
   triplets.csv                          1,000 rows: sentence, rewording, hard negative
   pairs.tsv                             the first two columns of 500 triplets
-  glue/STS-B/{train,dev,test}.tsv       1,200, 250 and 250 scored pairs, in GLUE's layout
+  stsb/{train,validation,test}.jsonl    1,200, 250 and 250 scored pairs, as SetFit/stsb on the Hub
   beir/                                 600 passages, 200 train and 60 test queries, as in BEIR
 """
 
@@ -351,11 +351,10 @@ def main():
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
     write_columns(folder / "pairs.tsv", [row[:2] for row in rows[:500]])
 
-    header = ("sentence1", "sentence2", "score")
-    glue = folder / "glue/STS-B"
-    write_columns(glue / "train.tsv", [header, *scored_pairs(1200, seed=5)])
-    write_columns(glue / "dev.tsv", [header, *dev[:250]])
-    write_columns(glue / "test.tsv", [header, *test[:250]])
+    splits = dict(train=scored_pairs(1200, seed=5), validation=dev[:250], test=test[:250])
+    for name, pairs in splits.items():
+        rows = [dict(text1=first, text2=second, label=score) for first, second, score in pairs]
+        write(folder / f"stsb/{name}.jsonl", map(json.dumps, rows))
 
     passages, queries = retrieval(600, query_count=260)
     write_beir(folder / "beir", passages, queries, train_count=200)

@@ -24,10 +24,9 @@ Departures that change results (of MetaKD: docs/ckd.md; of CRD: docs/ibkd.md):
 Stage 2 of DistilCSE or IBKD: ckd.py or ibkd.py --stage finetune --student OUTPUT.
 
   python -m extras.baselines --method pkd --student bert-base-uncased       as in DistilCSE
-  python -m extras.baselines --method skd --demo                            two minutes on a CPU
+  python -m extras.baselines --method skd @demo/baselines.txt               two minutes on a CPU
 """
 
-import argparse
 import inspect
 import math
 from functools import partial
@@ -40,11 +39,11 @@ from torch import nn
 
 import ckd
 import congen
-from common import CACHE, CHUNK, ArgumentParser, UserError, cut, in_range, note, parse_options
+from common import CACHE, CHUNK, ArgumentParser, UserError, chunks, in_range, note, parse_options
 from common import add_data_options, add_model_options, add_run_options, evaluation_sets
 from common import read_rows, read_sentences, read_text_pairs, run_main, split_columns
-from common import load_encoder, load_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, to_device, write_card
+from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
+from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 from extras.ibkd_dr import Retrieval
 
 # ---- Losses and model ----------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def expertise_weights(embeddings, domains):
     others = (centers.sum(axis=0) - centers) / (len(centers) - 1)  # o [K, D]
     prototypes = (unit(centers) + unit(others)) / 2
     weights = []
-    for rows in cut(np.arange(len(embeddings)), CHUNK):
+    for rows in chunks(np.arange(len(embeddings)), CHUNK):
         scores = (unit(embeddings[rows]) * prototypes[numbers[rows]]).sum(axis=1)
         weights.append((1 + scores) / 2)
     return np.concatenate(weights)
@@ -98,7 +97,7 @@ def expertise_weights(embeddings, domains):
 def cluster(embeddings, count, seed=0):
     """Domains where none are stated: k-means of L2-normalized embeddings [n, D] -> array [n]."""
     centers = kmeans2(unit_sample(embeddings, seed), count, minit="++", seed=seed)[0]
-    parts = cut(np.arange(len(embeddings)), CHUNK)
+    parts = chunks(np.arange(len(embeddings)), CHUNK)
     return np.concatenate([vq(unit(embeddings[rows]), centers)[0] for rows in parts])
 
 
@@ -216,7 +215,7 @@ def schedule(method, step, epoch_steps, total):
 
 
 def distill(model, first, second, targets, layer_targets, weights, dev_score, run, args):
-    """Train on n sentences -> (best_step, last_step).
+    """Train on n sentences -> best dev score, its step, the last step.
 
     model: of build_model(); first, second: as in congen.distill; targets [n, D_T], layer_targets
     [n, k, H_T]: the teacher's; weights [n]: MetaKD's.
@@ -238,7 +237,7 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step = run.begin("distill", total, state, (0, -math.inf, 0))
+    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
     while True:
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
@@ -247,10 +246,10 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
             dev = dev_score(student)  # without dropout
             if dev > best:
                 best, best_step = dev, step
-                save_encoder(student, args.output)
+                save_encoder(student, run.folder)
             run.log_dev(step, dev)
             if step == total or step - best_step >= patience:
-                return best_step, step
+                return best, best_step, step
 
         # One step. `step` counted the steps made; from here on, it is the number of this one.
         rows = batches[step]  # row numbers [N]
@@ -335,11 +334,10 @@ def matched_layers(student, teacher, method):
 
 NEWS_5M = "ffgcc/NEWS5M"
 NLI = "nli_for_simcse.csv"
-DEMO = congen.DEMO | dict(lr=4e-4)
 
 
 def parse_args():
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = ArgumentParser("", add_help=False)
     first.add_argument("--method", nargs="?")
     method = first.parse_known_args()[0].method  # it decides which defaults --help shows
     teacher = "princeton-nlp/sup-simcse-roberta-large"
@@ -384,7 +382,7 @@ def parse_args():
     parser.set_defaults(**paper)
     parser.set_defaults(dev_queries=2000, query_prompt=None, passage_prompt=None)  # of --beir
     parser.set_defaults(similarity="cosine", teacher_similarity="cosine")
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     args.train = args.train or train
     return args
 
@@ -453,11 +451,10 @@ def main():
         task = Sts(args)
         first, second, domains = read_data(args)
     read = [*task.read, first, second or [], domains or []]
-    run = Run(args, [__file__, ckd.__file__, congen.__file__], read)
-    if run.is_complete():
-        return
-    if not run.finished:
-        student = load_student(args, "pooler" if args.method in DISTILCSE else "mean")
+    settings = run_settings(args, [__file__, ckd.__file__, congen.__file__], read)
+    run = Run(settings, args, "distill")
+    if not run.is_finished:
+        student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
         millions = sum(value.numel() for value in student.parameters()) / 1e6
         args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
         teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
@@ -479,10 +476,11 @@ def main():
             domains = domains or cluster(targets, args.domains, args.seed)
             weights = expertise_weights(targets, domains)
         data = (first, second, targets, layer_targets, weights)
-        best_step, last_step = distill(model, *data, task.dev_score, run, args)
-        student = load_encoder(args.output, device=args.device)  # the best one
-        run.finish(best_step, last_step, {"best student": task.scores(student)})
-    write_card(run, args, f"Distilled by `extras/baselines.py`, method {args.method}.")
+        outcome = distill(model, *data, task.dev_score, run, args)
+        student = load_encoder(run.folder, device=args.device)  # the best one
+        text = f"Distilled by `extras/baselines.py`, method {args.method}."
+        run.finish(*outcome, {"best student": task.scores(student)}, text)
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

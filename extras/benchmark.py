@@ -47,7 +47,7 @@ import common
 import distilface
 import dse
 from common import HERE, MINILM, ArgumentParser, in_range, note, run_main, table
-from common import Batches, Tokens, cut, encode, load_encoder, similar_lengths
+from common import Batches, Tokens, chunks, encode, load_encoder, similar_lengths
 from common import read_rows, read_sentences, resolve_model, save_encoder
 from eval_sts import embed
 
@@ -181,7 +181,7 @@ def their_passes(lengths, order, batch_size):
     rows = np.random.default_rng(0).permutation(len(lengths))
     if order == "grouped":
         rows = np.array(list(their_grouped_order(lengths, batch_size)))
-    return cut(rows, batch_size)
+    return chunks(rows, batch_size)
 
 
 def compare(ours, theirs):

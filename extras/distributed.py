@@ -1,7 +1,7 @@
 """Train with several processes, GPUs or hosts, at the losses of one process.
 
-  torchrun --nproc-per-node 4 -m extras.distributed ckd.py --demo
-  torchrun --nproc-per-node 4 -m extras.distributed extras.baselines --method pkd --demo
+  torchrun --nproc-per-node 4 -m extras.distributed ckd.py @demo/ckd.txt
+  torchrun --nproc-per-node 4 -m extras.distributed ibkd.py @demo/ibkd.txt
 
 Every process runs the whole script and computes the loss of the whole batch. It embeds its part of
 the rows, gathers the embeddings of all, and averages its gradients with those of the others. The
@@ -32,7 +32,7 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # torchrun sets them; LOCAL_RANK i
 RANK, LOCAL_RANK, WORLD_SIZE = [int(os.environ[name]) for name in NAMES]
 embed_rows = common.embed_rows
 teacher_embeddings = common.teacher_embeddings
-init, begin = common.Run.__init__, common.Run.begin
+run_settings, begin = common.run_settings, common.Run.begin
 backward = torch.Tensor.backward
 trained = []  # parameters
 copies = tempfile.TemporaryDirectory()
@@ -52,7 +52,8 @@ def embed_shared_rows(embed, encoder, tokens, rows, device):
     n = math.ceil(len(rows) / WORLD_SIZE)
     own = np.resize(rows, n * WORLD_SIZE)[RANK * n :][:n]  # the first rows repeat: equal parts
     if RANK > 0:
-        torch.manual_seed(torch.initial_seed() + RANK * 2_654_435_769)  # dropout of its own
+        seed = np.random.SeedSequence([torch.initial_seed(), RANK])  # dropout of its own
+        torch.manual_seed(int(seed.generate_state(1)[0]))
     output = embed_rows(embed, encoder, tokens, own, device)
     if torch.is_tensor(output):
         return gather(output, len(rows))
@@ -66,19 +67,19 @@ def cached_teacher_embeddings(*arguments, **options):
     return teacher_embeddings(*arguments, **options)
 
 
-def init_elsewhere(run, args, *rest):
+def settings_elsewhere(args, *rest):
     if RANK > 0:
         if Path(args.output, "args.json").exists():
             shutil.copytree(args.output, copies.name, dirs_exist_ok=True)
         args.output = copies.name
     dist.barrier()  # until all have copied it
-    init(run, args, *rest)
+    return run_settings(args, *rest)
 
 
-def begin_sharing(run, stage, total, state, progress):
+def begin_sharing(run, total, state, progress):
     optimizer = state[-1]
     trained[:] = [value for group in optimizer.param_groups for value in group["params"]]
-    return begin(run, stage, total, state, progress)
+    return begin(run, total, state, progress)
 
 
 def backward_and_average(loss, *arguments, **options):
@@ -98,7 +99,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `copies` is deleted
     common.embed_rows = embed_shared_rows
     common.teacher_embeddings = cached_teacher_embeddings
-    common.Run.__init__ = init_elsewhere
+    common.run_settings = settings_elsewhere
     common.Run.begin = begin_sharing
     torch.Tensor.backward = backward_and_average
     transformers.PreTrainedModel.should_save_on_this_rank = lambda *_: True  # else only rank 0

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from common import POOLINGS, ArgumentParser, UserError, note, run_main, table
 from common import download, read_rows, split_columns, write_json
-from common import encode, load_encoder
+from common import Tokens, encode, load_encoder
 from eval_sts import embed
 
 MEASURES = ("cosine", "dot")
@@ -64,7 +64,11 @@ def read_texts(beir, name):
         if key in seen:
             raise ValueError(f"id {key!r} is used above")
         seen.add(key)
-        text = f"{row.get('title') or ''} {row['text'].strip()}".strip()
+        title, text = row.get("title"), row["text"]
+        title = "" if title is None or title != title else title  # NaN, as pandas writes it
+        if not isinstance(title, str) or not isinstance(text, str):
+            raise ValueError(f"the title {title!r} or the text {text!r:.60} is not a string")
+        text = f"{title} {text.strip()}".strip()
         return key, text.encode().decode()  # refuses half of a surrogate pair, as in "\ud800"
 
     form = 'each line must be JSON, {"_id": "...", "text": "..."}, with an id of its own'
@@ -124,6 +128,10 @@ def read_training(beir, dev_queries):
     passages = list(number_of)
     queries, answers = read_split(beir, "train", numbers)
     answers = [{n: score for n, score in row.items() if n >= 0} for row in answers]
+    # Queries whose answers the corpus lacks teach nothing, and have no score.
+    answered = [i for i, row in enumerate(answers) if {*row.values()} - {LEFT_OUT}]
+    queries = [queries[i] for i in answered]
+    answers = [answers[i] for i in answered]
     if len(queries) < 10:
         raise UserError(f"{beir}: {len(queries)} training queries; it must have ten or more")
     interval = max(10, math.ceil(len(queries) / dev_queries))
@@ -228,16 +236,29 @@ def metrics(found, answers):
     return dict(zip(METRICS, means.tolist()))
 
 
-def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
+def encode_passages(embed, encoder, corpus, report):
+    """Yield the embeddings of CHUNK passages at a time [n, D]. report: note how many are cut."""
+    texts = (encoder.passage_prompt + text for _, text in corpus)
+    total = long = 0
+    while part := list(islice(texts, CHUNK)):
+        tokens = Tokens(encoder, part)
+        total += len(part)
+        long += np.sum(tokens.lengths >= encoder.max_length)
+        yield encode(embed, encoder, tokens)
+    if report and long:
+        found = f"{long} of {total} passages have {encoder.max_length} tokens or more"
+        note(f"{encoder.name}: {found}; it reads no further")
+
+
+def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000, report=False):
     """Encode, search, score -> metrics(); recall beyond rank `depth` is too low.
 
     encoders: of queries and of passages, after set_prompts(); queries, answers: what read_split()
-    returns; corpus: yields (name, text) of each passage; similarity: "cosine" or "dot".
+    returns; corpus: yields (name, text) of each passage; similarity: "cosine" or "dot"; report: see
+    encode_passages().
     """
     query_encoder, passage_encoder = encoders
-    texts = (passage_encoder.passage_prompt + text for _, text in corpus)
-    parts = iter(lambda: list(islice(texts, CHUNK)), [])  # until one is empty
-    chunks = (encode(embed, passage_encoder, part) for part in parts)
+    chunks = encode_passages(embed, passage_encoder, corpus, report)
     vectors = encode(embed, query_encoder, [query_encoder.query_prompt + text for text in queries])
     device = query_encoder.model.device
     return metrics(search(vectors, chunks, depth + 1, similarity, device), answers)
@@ -287,7 +308,8 @@ def main():
             raise UserError(f"{name}: its embeddings and --document-model's differ in dimension")
         corpus = read_texts(args.beir, "corpus.jsonl")
         similarity = similarity_of(encoder, args.similarity)
-        scores = evaluate(embed, encoders, queries, answers, corpus, similarity)
+        data = (queries, answers, corpus, similarity)
+        scores = evaluate(embed, encoders, *data, report=True)
         speed = passages_per_second(encoders[1], args.beir)
         rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
     print(table(rows))

@@ -13,23 +13,10 @@ loops are those of ibkd.py; the defaults are those of retrieval in the paper's T
 
 import ibkd
 from common import ArgumentParser, in_range, parse_options, run_main
-from common import Run, load_encoder, load_student, teacher_embeddings, write_card
-from common import add_model_options, add_run_options
+from common import Run, load_encoder, load_untrained_student, run_settings, table
+from common import add_model_options, add_run_options, teacher_embeddings
 from extras import eval_retrieval
 from ibkd import embed
-
-DEMO = dict(
-    teacher=ibkd.MINILM,
-    student_layers="1,3,5",
-    beir=f"{ibkd.DEMO_FOLDER}/beir",
-    epochs=1,
-    batch_size=64,
-    lr=4e-4,
-    finetune_epochs=1,
-    finetune_batch_size=64,
-    eval_steps=50,
-    group_by_length=True,
-)
 
 
 class Retrieval:
@@ -98,7 +85,7 @@ def parse_args():
     negatives = "passages per answer (default: %(default)s; paper §4.3)"
     add("--hard-negatives", type=in_range(int, 1), default=8, help=negatives)
     add_run_options(parser, output="runs/ibkd-dr", max_length=128, eval_steps=500)
-    args = parse_options(parser, DEMO)
+    args = parse_options(parser)
     args.teacher_similarity = args.teacher_similarity or args.similarity
     return args
 
@@ -106,36 +93,38 @@ def parse_args():
 def main():
     args = parse_args()
     task = Retrieval(args)
-    run = Run(args, [__file__, ibkd.__file__, eval_retrieval.__file__], task.read)
-    if run.is_complete():
+    settings = run_settings(args, [__file__, ibkd.__file__, eval_retrieval.__file__], task.read)
+    first = Run(settings, args, "distill", is_last=args.stage == "distill")
+    last = Run(settings, args, "finetune") if args.stage != "distill" else first
+    text = "Trained by `extras/ibkd_dr.py` (IBKD, arXiv:2311.05472)."
+    if last.is_finished:
+        print(table(last.scores))
         return
-    student = load_student(args)
-    num_dense = len(student.heads)
+    student = load_untrained_student(args)
     teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
     texts = task.texts(teacher)
     targets = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
 
-    if args.stage != "finetune" and "distill" not in run.finished:
-        run.scores["teacher"] = task.scores(teacher)
-        run.scores["student before"] = task.scores(student)
+    if args.stage != "finetune" and not first.is_finished:
+        first.scores["teacher"] = task.scores(teacher)
+        first.scores["student before"] = task.scores(student)
         teacher.to("cpu")  # frees GPU memory
         texts = task.texts(student)
-        best_step, last_step = ibkd.distill(student, texts, targets, task.dev_score, run, args)
-        student = load_encoder(args.output, device=args.device)  # the best one
-        run.finish(best_step, last_step, {"best of stage 1": task.scores(student)})
-    if args.stage != "distill" and "finetune" not in run.finished:
+        outcome = ibkd.distill(student, texts, targets, task.dev_score, first, args)
+        student = load_encoder(first.folder, device=args.device)  # the best one
+        first.finish(*outcome, {"best of stage 1": task.scores(student)}, text)
+    if args.stage != "distill":
         if args.stage == "both":
-            student = load_encoder(args.output, device=args.device)
-            kept = num_dense + 1 if args.keep_mapping else num_dense
-            del student.heads[kept:]  # W_proj, if stage 2 had begun
+            student = load_encoder(first.folder, device=args.device)
+            last.scores |= first.scores
         else:
-            run.scores["student before"] = task.scores(student)
+            last.scores["student before"] = task.scores(student)
         examples = task.examples(teacher, targets)
         data = (task.texts(student), examples, task.dev_score)
-        best_step, last_step = ibkd.finetune(student, *data, run, args)
-        student = load_encoder(args.output, device=args.device)
-        run.finish(best_step, last_step, {"best of stage 2": task.scores(student)})
-    write_card(run, args, "Trained by `extras/ibkd_dr.py` (IBKD, arXiv:2311.05472).")
+        outcome = ibkd.finetune(student, *data, last, args)
+        student = load_encoder(last.folder, device=args.device)
+        last.finish(*outcome, {"best of stage 2": task.scores(student)}, text)
+    print(table(last.scores))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ a scale for each group of --group-size weights; --layer-bits 8 leaves linear lay
 
 With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of parameters;
 megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
-one at a time without tokenization: the median of --rounds, in which the models take turns.
+one at a time without tokenization: the median of --rounds, in which the models take turns. "Same in
+batches" is the lowest cosine (x 100) of a text's vectors, embedded alone and in a batch of 128. In
+8 bits, it is below 100, since activations are rounded by the largest one in the batch.
 
 DistilFACE's Table 5 (arXiv:2401.12472) is the row "int8 but the embeddings, torch": its authors'
 notebook quantizes the linear layers with torch's quantize_dynamic(). See docs/distilface.md.
@@ -40,7 +42,7 @@ import numpy as np
 import torch
 
 from common import ArgumentParser, UserError, in_range, note, one_line_errors, run_main, table
-from common import Tokens, read_scored_pairs, replacing, spearman
+from common import Tokens, chunks, read_scored_pairs, replacing, spearman
 from eval_sts import load, read_data
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
@@ -50,6 +52,7 @@ OUTPUTS = ["sentence_embedding", "last_hidden_state"]
 ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
 ROWS |= dict(q4="4 bits", q4_8="4 bits, linear layers 8 bits")
 TORCH_ROWS = ("fp32, torch", "int8 but the embeddings, torch")
+BATCH = 128  # texts
 FILES = {8: "model_int8.onnx", 4: "model_q4.onnx", 32: "model.onnx"}  # by --bits
 
 
@@ -137,6 +140,12 @@ def load_models(encoder, embed, files):
     return models
 
 
+def cosines(first, second):
+    """Arrays [n, D] -> the cosine of each row of the first and the same row of the second, [n]."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return (first * second).sum(axis=1) / lengths
+
+
 @torch.no_grad()
 def measure(encoder, models, sets, rounds):
     """models: of load_models(); sets {name: scored pairs} -> {row: {column: number}}."""
@@ -154,6 +163,9 @@ def measure(encoder, models, sets, rounds):
             seconds[row].append(time.perf_counter() - begin)
             vectors = np.concatenate(vectors)
             scores[row] = spearman(None, encoder, sets, lambda *_, v=vectors: v)
+            parts = chunks(np.arange(len(inputs)), BATCH)
+            others = np.concatenate([embed_batch(*tokens.batch(part)) for part in parts])
+            scores[row]["same in batches"] = 100 * float(cosines(vectors, others).min())
     rows = {}
     for row, (size, _) in models.items():
         speed = len(inputs) / median(seconds[row])
@@ -191,7 +203,7 @@ def main():
     part = {8: "int8", 4: "q4" if args.layer_bits == 4 else "q4_8", 32: "fp32"}[args.bits]
     sets = {"Spearman": read_scored_pairs(args.pairs)} if args.pairs else {}
     if args.senteval:
-        sets = read_data(SimpleNamespace(**vars(args), translations=None, split="test"))
+        sets = read_data(SimpleNamespace(**vars(args), split="test"))
     warnings.simplefilter("ignore")  # of exporters about sound models, of what torch deprecates
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ with the best one, on "avg" if there is one, else on dev; IBKD (Tables 2, 3) ask
 is not corrected for the number of rows: the more rows, the more of them have a small p by chance.
 It stays blank if all differences are equal. Semicolons separate values that contain commas.
 
-  python -m extras.sweep ckd.py "lr=1e-4,4e-4 seed=0,1,2" -- --demo
+  python -m extras.sweep ckd.py "lr=1e-4,4e-4 seed=0,1,2" -- @demo/ckd.txt
   python -m extras.sweep extras.baselines "student-layers=1,3,5;0,2,4" -- --method pkd --dev my.tsv
 """
 
@@ -24,10 +24,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 from scipy.stats import ttest_1samp
 
-from common import ArgumentParser, UserError, note, run_main, table
+from common import ArgumentParser, UserError, note, read_json, run_main, table
 
 
 def read_grid(text):
@@ -60,8 +59,7 @@ def run_setting(script, setting, options, folder):
 
 def student_scores(folder):
     """A finished run's folder -> {column: score} of its final student."""
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    return list(saved["scores"].values())[-1]
+    return list(read_json(folder / "scores.json", {}).values())[-1]
 
 
 def dev_of(scores):

@@ -4,8 +4,9 @@ In multilingual-e5-small, the embeddings of 250,000 tokens are four fifths of th
 whose token is removed is split into several, so that its sentence gets another vector
 (results/multilingual.md).
 
-    kept: special and added tokens; those of prompts; byte tokens; a token for each character of
-    FILE and of ASCII; then, up to N in all, FILE's most frequent tokens, and the vocabulary's first
+    kept: special, added and unknown tokens; those of prompts; byte tokens; a token for each
+    character of FILE and of ASCII; then, up to N in all, FILE's most frequent tokens, and the
+    vocabulary's first
 
 A character that FILE lacks may become unknown, and with WordPiece its whole word, unless
 --all-characters is given. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual E5) can be cut;
@@ -15,6 +16,7 @@ BPE cannot, since its tokens are built from other tokens.
 """
 
 import json
+import re
 import string
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import numpy as np
 from torch import nn
 
 from common import ArgumentParser, UserError, in_range, one_line_errors, run_main, table
-from common import Tokens, load_encoder, read_sentences, replacing, save_encoder
+from common import chunks, load_encoder, read_sentences, replacing, save_encoder
 
 
 def read_vocabulary(tokenizer):
@@ -31,6 +33,8 @@ def read_vocabulary(tokenizer):
     if kind == "WordPiece":
         return {i: token for token, i in vocabulary.items()}
     if kind == "Unigram":
+        if tokenizer["model"].get("unk_id") is None:
+            raise ValueError("its tokenizer has no unknown token, which a smaller one needs")
         return {i: token for i, (token, _) in enumerate(vocabulary)}
     raise ValueError(f"its tokenizer is {kind}; only WordPiece and Unigram can be cut")
 
@@ -55,6 +59,10 @@ def needed(tokens, prefix, characters):
 def choose(encoder, tokenizer, tokens, counts, args):
     """-> {old id: new id}, in the old order. counts: of ids in the sentences. UserError."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
+    unknown = (tokenizer["model"].get("unk_token"), tokenizer["model"].get("unk_id"))
+    kept.update(i for i, token in tokens.items() if token == unknown[0] or i == unknown[1])
+    # RoBERTa and its kin count positions from the padding token's id, so it stays the same.
+    kept.update(range(getattr(encoder.model.embeddings, "padding_idx", -1) + 1))
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     spelled = tokens if args.all_characters else tokens.keys() & np.flatnonzero(counts)
     characters = set(string.printable).union(*(tokens[i] for i in spelled))
@@ -74,7 +82,7 @@ def cut_tokenizer(tokenizer, tokens, new):
         model["vocab"] = {tokens[old]: new[old] for old in new if old in tokens}
     else:
         model["vocab"] = [model["vocab"][old] for old in new if old in tokens]
-        model["unk_id"] = new.get(model["unk_id"])
+        model["unk_id"] = new[model["unk_id"]]
     for token in tokenizer["added_tokens"]:
         token["id"] = new[token["id"]]
     template = tokenizer["post_processor"] or {}
@@ -86,6 +94,18 @@ def cut_tokenizer(tokenizer, tokens, new):
     tokenizer["padding"] = tokenizer["truncation"] = None  # each script sets its own
 
 
+def cut_files(files, tokenizer, new):
+    """Put the smaller tokenizer into encoder.files; other files with old ids go. In place."""
+    for name in [*files]:
+        if re.fullmatch(r"vocab.*|merges\.txt|added_tokens\.json|.*\.(model|spm|codes)", name):
+            del files[name]
+    settings = json.loads(files["tokenizer_config.json"])
+    added = settings.get("added_tokens_decoder", {})
+    settings["added_tokens_decoder"] = {str(new[int(i)]): token for i, token in added.items()}
+    files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode()
+    files["tokenizer.json"] = json.dumps(tokenizer).encode()
+
+
 def cut_model(model, new):
     """Keep the rows of `new` in the word embeddings [V, D]; renumber the configuration's ids."""
     embeddings = model.get_input_embeddings()
@@ -94,6 +114,13 @@ def cut_model(model, new):
     for key, value in model.config.to_dict().items():
         if key.endswith("_token_id") and isinstance(value, int):
             setattr(model.config, key, new.get(value))
+
+
+def all_ids(encoder, sentences):
+    """The ids of all tokens of the sentences, also of those that the model is too short for."""
+    texts = [encoder.prompt + text for text in sentences]
+    rows = [row for part in chunks(texts, 10_000) for row in encoder.tokenizer(part).input_ids]
+    return np.concatenate([np.array(row, np.int32) for row in rows])
 
 
 def row(encoder, ids, sentences):
@@ -128,16 +155,16 @@ def main():
     with one_line_errors(args.model, "see --help"), replacing(Path(args.output)) as folder:
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
         tokens = read_vocabulary(tokenizer)
-        ids = Tokens(encoder, sentences).ids
+        ids = all_ids(encoder, sentences)
         rows = {"before": row(encoder, ids, sentences)}
         counts = np.bincount(ids, minlength=encoder.model.config.vocab_size)
         new = choose(encoder, tokenizer, tokens, counts, args)
         cut_tokenizer(tokenizer, tokens, new)
         cut_model(encoder.model, new)
+        cut_files(encoder.files, tokenizer, new)
         save_encoder(encoder, folder)
-        Path(folder, "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     encoder = load_encoder(args.output)
-    rows["after"] = row(encoder, Tokens(encoder, sentences).ids, sentences)
+    rows["after"] = row(encoder, all_ids(encoder, sentences), sentences)
     rows["after"]["% of tokens kept"] = 100 * counts[list(new)].sum() / len(ids)
     print(table(rows))
 

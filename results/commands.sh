@@ -559,23 +559,23 @@ python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/layers-1-4
 
 ## pairs
 # DSE-stsb
-python dse.py --teacher $T --student $T --glue $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
+python dse.py --teacher $T --student $T --data $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
     --teacher-lr 5e-5 --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb
 # DSE-stsb-labels
-python dse.py --student $T --glue $DATA/glue --task stsb --alpha 0 --epochs 3 --lr 1e-4 \
+python dse.py --student $T --data $DATA/glue --task stsb --alpha 0 --epochs 3 --lr 1e-4 \
     --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb-labels
 # DSE-mrpc
-python dse.py --teacher $T --student $T --glue $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
+python dse.py --teacher $T --student $T --data $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
     --teacher-lr 5e-5 --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc
 # DSE-mrpc-labels
-python dse.py --student $T --glue $DATA/glue --task mrpc --alpha 0 --epochs 3 --lr 1e-4 \
+python dse.py --student $T --data $DATA/glue --task mrpc --alpha 0 --epochs 3 --lr 1e-4 \
     --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc-labels
 # DSE-M-stsb
-python dse.py --teacher $M --student $T --glue $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
+python dse.py --teacher $M --student $T --data $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
     --teacher-lr 3e-5 --eval-steps 180 --group-by-length --precision bf16 --seed 0 \
     --output runs/DSE-M-stsb
 # DSE-M-mrpc
-python dse.py --teacher $M --student $T --glue $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
+python dse.py --teacher $M --student $T --data $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
     --teacher-lr 3e-5 --eval-steps 115 --group-by-length --precision bf16 --seed 0 \
     --output runs/DSE-M-mrpc
 
@@ -611,9 +611,9 @@ python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size
     --head identity --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 --lr 5e-4 \
     --eval-steps 415 --group-by-length --seed 0 --output runs/en-de
 # en-de-test
-python eval_sts.py $T runs/en-de --translations $EN_DE_TEST
+python -m extras.compare $T runs/en-de --translations $EN_DE_TEST
 # en-de-before
-python eval_sts.py $T --student-layers 1,3,5 --translations $EN_DE_TEST
+python -m extras.compare $T --student-layers 1,3,5 --translations $EN_DE_TEST
 
 ## layers
 # minilm-0-1-5
@@ -977,7 +977,7 @@ python -m extras.eval_retrieval runs/e5-six-300k-query-$SEED runs/e5-three-300k-
 python -m extras.eval_retrieval runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
     --beir $DATA/german/xquad-en
 # e5-300k-news: seeds 0, 1, 2
-python eval_sts.py runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
+python -m extras.compare runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
     --translations $DATA/german/news.en-de.tsv
 # e5-300k-sts-de-4-bits: seeds 0, 1, 2
 python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-six-300k-query-$SEED \
@@ -992,7 +992,7 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-six-30
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-six-300k-query-$SEED \
     runs/e5-three-300k-query-$SEED --beir $DATA/german/xquad-en
 # e5-300k-news-4-bits: seeds 0, 1, 2
-python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-six-300k-query-$SEED \
+python results/onnx_scores.py model_q4.onnx extras.compare runs/e5-six-300k-query-$SEED \
     runs/e5-three-300k-query-$SEED --translations $DATA/german/news.en-de.tsv
 # e5-three-50k
 python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
@@ -1021,7 +1021,7 @@ python eval_sts.py $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-qu
 python -m extras.eval_retrieval $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
     --beir $DATA/german/xquad-en
 # e5-news
-python eval_sts.py $E runs/e5-20k --translations $DATA/german/news.en-de.tsv
+python -m extras.compare $E runs/e5-20k --translations $DATA/german/news.en-de.tsv
 # e5-20k-4-bits
 python -m extras.quantize runs/e5-20k --bits 4 --group-size 64 \
     --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
@@ -1035,7 +1035,7 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-20k \
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-20k \
     --beir $DATA/german/xquad-en
 # e5-20k-news-4-bits
-python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-20k \
+python results/onnx_scores.py model_q4.onnx extras.compare runs/e5-20k \
     --translations $DATA/german/news.en-de.tsv
 # e5-six-speed
 python -m extras.quantize runs/e5-six-0-1-2-9-10-11 --bits 4 --group-size 64 --pairs $STSB_TEST \
@@ -1096,22 +1096,22 @@ python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own
 python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
     --beir $DATA/german/xquad-en
 # agreement-general
-python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
     runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
     --agreement runs/last2k.txt
 # agreement-scifact
-python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
     runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
     --agreement runs/scifact-sentences.txt
 # agreement-qnli
-python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
     runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
     --agreement runs/qnli-passages.txt
 # agreement-xquad
-python eval_sts.py $T runs/text-general runs/text-own runs/text-own-sentences \
+python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
     runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
     runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
     --agreement runs/xquad-en-passages.txt

@@ -9,7 +9,7 @@
 |                                         | validation, test                                   |
 | pairs.tsv (two captions of one image)   | Multi30k, task 2, train                            |
 | pairs.en-de.tsv (translations)          | Multi30k, task 1, train                            |
-| nli_triplets.csv, glue/MRPC, glue/STS-B | SNLI dev, MRPC, STSBenchmark of senteval/          |
+| nli_triplets.csv, glue/mrpc, glue/stsb   | SNLI dev, MRPC, STSBenchmark of senteval/          |
 | retrieval/qnli (a BEIR folder)          | SetFit/qnli: dev and test                          |
 | retrieval/scifact (a BEIR folder)       | BeIR/scifact and BeIR/scifact-qrels                |
 | german/: STS-B, news, xquad-de, -en     | stsb-multi-mt, NTREX-128, XQuAD-R of LAReQA        |
@@ -52,7 +52,6 @@ ENGLISH = (110_000, 40_000)  # of unlabeled.txt, and of Tatoeba
 SHORTEST = 4  # words of a sentence
 MRPC_DEV = 408  # pairs
 QNLI_TEST = 0.3  # of the questions
-STSB_COLUMNS = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
 MEASURED = {  # file: the first digits of its sha256
     "unlabeled.txt": "f1f721ea10ef",
     "first5k.txt": "0286ae22bdae",
@@ -61,12 +60,12 @@ MEASURED = {  # file: the first digits of its sha256
     "pairs.tsv": "3effe4aada18",
     "pairs.en-de.tsv": "7ab9ae5acb3e",
     "nli_triplets.csv": "1cdb319785ef",
-    "glue/MRPC/train.tsv": "8d3c6ff96860",
-    "glue/MRPC/dev.tsv": "247a004f5955",
-    "glue/MRPC/test.tsv": "150077ee6d6c",
-    "glue/STS-B/train.tsv": "d400c5e3ac5a",
-    "glue/STS-B/dev.tsv": "e71ae4a77500",
-    "glue/STS-B/test.tsv": "65e2560ff407",
+    "glue/mrpc/train.jsonl": "f9a55ace10f6",
+    "glue/mrpc/validation.jsonl": "286079e2cf20",
+    "glue/mrpc/test.jsonl": "42b219ce43fd",
+    "glue/stsb/train.jsonl": "a881bf42afdb",
+    "glue/stsb/validation.jsonl": "13ef938c5836",
+    "glue/stsb/test.jsonl": "f4fd6f367a55",
     "retrieval/qnli/corpus.jsonl": "666173ed4e8f",
     "retrieval/qnli/queries.jsonl": "b4d23b2ee86b",
     "retrieval/qnli/qrels/train.tsv": "cc0148192019",
@@ -150,19 +149,19 @@ def nli_triplets(premises, hypotheses, labels):
 
 
 def mrpc(train):
-    """MRPC's training pairs -> lines of train.tsv and dev.tsv. GLUE's dev set has other pairs."""
-    header, *pairs = train
-    pairs = shuffled(pairs)
-    return [header, *pairs[MRPC_DEV:]], [header, *pairs[:MRPC_DEV]]
+    """MRPC's training pairs -> lines of train and dev. GLUE's dev set has other pairs."""
+    pairs = shuffled(train)
+    return pairs[MRPC_DEV:], pairs[:MRPC_DEV]
 
 
-def stsb(lines):
-    """STSBenchmark's genre, file, year, number, score and two sentences -> GLUE's table."""
-    table = [STSB_COLUMNS.replace(" ", "\t")]
-    for index, line in enumerate(lines):
-        *source, score, first, second = line.split("\t")[:7]
-        table.append("\t".join([str(index), *source, "none", "none", first, second, score]))
-    return table
+def labeled_pairs(table, first, second, label):
+    """Tab-separated lines, and the numbers of three columns -> JSON lines, as in SetFit/mrpc."""
+    lines = []
+    for row in table:
+        cells = [cell.strip() for cell in row.split("\t")]
+        pair = dict(text1=cells[first], text2=cells[second], label=json.loads(cells[label]))
+        lines.append(json.dumps(pair, ensure_ascii=False))
+    return lines
 
 
 def qnli(dev, test):
@@ -267,11 +266,14 @@ def from_senteval(folder):
     def read(name):
         return lines_of((downstream / name).read_bytes())
 
-    train, dev = mrpc(read("MRPC/msr_paraphrase_train.txt"))
-    test = read("MRPC/msr_paraphrase_test.txt")
-    files = {"glue/MRPC/train.tsv": train, "glue/MRPC/dev.tsv": dev, "glue/MRPC/test.tsv": test}
-    for split in ("train", "dev", "test"):
-        files[f"glue/STS-B/{split}.tsv"] = stsb(read(f"STS/STSBenchmark/sts-{split}.csv"))
+    train, validation = mrpc(read("MRPC/msr_paraphrase_train.txt")[1:])
+    test = read("MRPC/msr_paraphrase_test.txt")[1:]
+    files = {}
+    for split, table in dict(train=train, validation=validation, test=test).items():
+        files[f"glue/mrpc/{split}.jsonl"] = labeled_pairs(table, 3, 4, 0)
+    for split, ours in dict(train="train", dev="validation", test="test").items():
+        table = read(f"STS/STSBenchmark/sts-{split}.csv")
+        files[f"glue/stsb/{ours}.jsonl"] = labeled_pairs(table, 5, 6, 4)
     snli = [read(f"SNLI/{part}.dev") for part in ("s1", "s2", "labels")]
     return files | {"nli_triplets.csv": nli_triplets(*snli)}
 

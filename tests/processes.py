@@ -41,7 +41,7 @@ def run_program(script, words, environment, log):
 
 
 def start(script, words, log, **environment):
-    """start("ckd", ["--demo"], log file, NAME="value") -> a process that has started.
+    """start("ckd", ["@demo/ckd.txt"], log file, NAME="value") -> a process that has started.
 
     script: of SCRIPTS, a module of extras, or the path of a file.
     """
@@ -103,7 +103,7 @@ def small_options(script, models_folder, files, output):
         "congen": [*data, *cut, "--queue-size", 100],
         "extras.baselines": [*data, *cut, "--dimension", 8],
         "ibkd": [*data, *two, *cut, "--dim", 16],
-        "dse": [*cut, "--task", "stsb", "--glue", files, "--teacher-epochs", 2],
+        "dse": [*cut, "--task", "stsb", "--data", files, "--teacher-epochs", 2],
         "distilface": [*data, "--student", bert, "--steps", 16, "--pooling", "avg_first_last"],
     }
     run = ["--output", output, "--batch-size", 32, "--lr", 1e-3, "--eval-steps", 3]

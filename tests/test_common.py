@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 import ckd
 import common
+import dse
 import ibkd
 from common import UserError
 
@@ -216,6 +217,34 @@ def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache)
         assert np.array_equal(found, common.encode(ckd.embed, other, texts))
         assert len(cache()) == number
     assert np.array_equal(embeddings(ckd.embed, teacher), first)
+
+
+OTHER_INPUTS = {
+    "token types": lambda teacher: teacher.tokenizer.model_input_names.append("token_type_ids"),
+    "separator": lambda teacher: setattr(teacher.tokenizer, "sep_token", "[MASK]"),
+    "attention": lambda teacher: teacher.model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_the_cache_knows_what_the_model_is_given(models_folder, cache, name):
+    """Token types and separator change the logits of pairs; in bf16, the attention does, too."""
+    pairs = list(zip(demo_sentences(20), demo_sentences(40)[20:]))
+    for number, change in enumerate((lambda teacher: None, OTHER_INPUTS[name]), 1):
+        teacher = dse.load_cross_encoder(models_folder / "bert", "stsb")
+        teacher.tokenizer.model_input_names = ["input_ids", "attention_mask"]
+        change(teacher)
+        torch.manual_seed(0)
+        torch.nn.init.normal_(teacher.model.classifier.weight)  # it has none of its own
+        found = common.teacher_embeddings(dse.pair_logits, teacher, pairs, precision="bf16")
+        expected = common.encode(dse.pair_logits, teacher, pairs, "bf16")
+        assert np.array_equal(found, expected)
+        assert len(cache()) == number
+
+
+def test_lines_end_as_everywhere_in_python(tmp_path):
+    (tmp_path / "texts.txt").write_bytes("one\rtwo\r\nthré\n".encode("utf-8-sig"))
+    assert common.read_sentences(tmp_path / "texts.txt") == ["one", "two", "thré"]
 
 
 def test_spearman_is_the_correlation_of_ranks(bert):

@@ -16,8 +16,6 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 import common
 import dse
 
-MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-
 
 def features(a, b):
     """h of eq. 3 for two lists."""
@@ -215,37 +213,35 @@ def write(path, *lines):
 
 
 def read_sets(folder, task):
-    return dse.read_sets(SimpleNamespace(task=task, glue=folder, train=None))
+    return dse.read_sets(SimpleNamespace(task=task, data=folder, train=None))
 
 
-QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
-NLI = "index\tsentence1\tsentence2\tlabel1\tgold_label"
-JSON = '{"text1": " A", "text2": "B", "label": '
-FILES = [  # task, file, lines, and labels of the pair A, B, or the error
-    ("mrpc", "train.tsv", [MRPC, "1\t1\t2\t A\tB ", "", "0\t1\t2\tA\tB"], [1, 0]),
-    # A line end inside a question has broken some rows of QQP's train.tsv.
-    ("qqp", "train.tsv", [QQP, "1\t2\t3\tA\tB\t1", "1\t2\t3\tA", "rest\tB?\t1"], [1]),
-    ("mnli", "train.tsv", [NLI, "0\tA\tB\tx\tneutral", "1\tA\tB\tx\t-"], [1]),  # no agreement
-    ("stsb", "dev.tsv", ["A\tB\t2.5", "A\tB\t5"], [2.5, 5]),  # no header
-    ("mnli", "mismatched.jsonl", [f"{JSON}2}}", f"{JSON}-1}}"], [2]),  # of the Hub; -1: hidden
-    ("mrpc", "test.tsv", ["#1 String\t#2 String", "A\tB"], []),
-    ("mrpc", "test.tsv", None, []),  # there is no such file
-    ("mrpc", "train.tsv", [MRPC, "1\t1\t2\tA\tB", "2\t1\t2\tA\tB"], "train.tsv:3: '2' is not"),
-    ("mrpc", "dev.tsv", ["a\tb", "A\tB"], "dev.tsv: no labeled rows; .*columns #1 String"),
-    ("stsb", "dev.tsv", ["A\tB\t1", "A\tB\tnan"], "dev.tsv:2: 'nan'"),
-    ("mrpc", "dev.jsonl", [f"{JSON}1}}", "[1]"], "dev.jsonl:2: "),
+JSON = '{"text1": " A", "text2": "B ", "label": '
+FILES = [  # task, split, lines, and labels of the pair A, B, or the error
+    ("mrpc", "train", [f"{JSON}1}}", f"{JSON}0}}"], [1, 0]),
+    ("stsb", "validation", [f"{JSON}2.5}}", f"{JSON}5}}"], [2.5, 5]),
+    ("mnli", "validation", [f"{JSON}2}}", f"{JSON}-1}}"], [2]),  # -1: hidden, or no agreement
+    ("mrpc", "test", [f"{JSON}-1}}"], []),
+    ("stsb", "test", [f"{JSON}-1.0}}"], []),
+    ("mrpc", "test", None, []),  # there is no such file
+    ("mrpc", "train", [f"{JSON}1}}", f"{JSON}2}}"], "train.jsonl:2: 2 is no class"),
+    ("qnli", "validation", [f"{JSON}-1}}"], "validation.jsonl: no labeled rows; .*JSON"),
+    ("stsb", "validation", [f"{JSON}1}}", f"{JSON}NaN}}"], "validation.jsonl:2: nan is not"),
+    ("mrpc", "validation", [f"{JSON}1}}", "[1]"], "validation.jsonl:2: "),
+    ("mrpc", "validation", ["{}"], "validation.jsonl:1: "),
 ]
 
 
 @pytest.mark.parametrize("task, name, lines, expected", FILES)
 def test_pairs_are_read_or_refused_with_their_line(tmp_path, task, name, lines, expected):
-    path = tmp_path / name if lines is None else write(tmp_path / name, *lines)
+    if lines is not None:
+        write(tmp_path / task / f"{name}.jsonl", *lines)
     if isinstance(expected, str):
         with pytest.raises(common.UserError, match=expected):
-            dse.read_pairs(path, task, path.stem)
+            dse.read_labeled_pairs(tmp_path, f"{task}/{name}", task)
     else:
-        pairs = dse.read_pairs(path, task, path.stem)
-        assert pairs == [(("A", "B"), label) for label in expected]
+        pairs = dse.read_labeled_pairs(tmp_path, f"{task}/{name}", task)
+        assert pairs == [("A", "B", label) for label in expected]
 
 
 def test_metrics_are_those_counted_by_hand(monkeypatch):

@@ -51,6 +51,45 @@ def beir(tmp_path):
     return folder
 
 
+TITLES = [("null", "a boy"), ("NaN", "a boy"), ('"On"', "On a boy"), ("3", None), ("true", None)]
+
+
+@pytest.mark.parametrize("title, expected", TITLES)
+def test_a_title_that_is_none_is_not_embedded(tmp_path, title, expected):
+    """pandas writes a missing title as NaN."""
+    row = f'{{"_id": "d", "title": {title}, "text": "a boy"}}\n'
+    (tmp_path / "corpus.jsonl").write_text(row)
+    if expected is None:
+        with pytest.raises(common.UserError, match="corpus.jsonl:1: .* is not a string"):
+            list(retrieval.read_texts(tmp_path, "corpus.jsonl"))
+    else:
+        assert list(retrieval.read_texts(tmp_path, "corpus.jsonl")) == [("d", expected)]
+
+
+def test_queries_whose_answers_the_corpus_lacks_are_left_out_of_training(beir):
+    """Otherwise the dev score would be NaN."""
+    lines = (beir / "qrels/train.tsv").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("q9\t")] + ["q9\tgone\t1"]
+    (beir / "qrels/train.tsv").write_text("\n".join(lines) + "\n")
+    _, queries, answers, (dev, dev_answers, _) = retrieval.read_training(beir, 5)
+    assert (len(queries), len(dev)) == (18, 1)
+    assert all(answers) and all(dev_answers)
+
+
+def test_it_says_how_many_passages_are_longer_than_the_model_reads(
+    models_folder, beir, call_main, capsys, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(retrieval, "note", said.append)
+    rows = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
+    for row in rows[:7]:
+        row["text"] = "word " * 200
+    write_json_lines(beir / "corpus.jsonl", rows)
+    call_main(retrieval, models_folder / "mean", "--beir", beir)
+    (line,) = said
+    assert "7 of 60 passages have 128 tokens or more" in line
+
+
 def dot(u, v):
     return sum(a * b for a, b in zip(u, v))
 

@@ -6,6 +6,7 @@ import io
 import math
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -39,6 +40,10 @@ FILES = {
     "json.txt": b'{"text": "a boy"}\n{"text": "a man"}\na boy\ta man\t4.5\n',
     "short.npy": npy(np.ones((2, 4), np.float32)),
     "nan.npy": npy(np.full((6400, 4), np.nan)),
+    "zero.npy": npy(np.repeat(np.float32([[1], [0]]), 3200, axis=0)),
+    "large.npy": npy(np.full((6400, 4), 1e300)),
+    "quote.csv": b'sent0,sent1,hard_neg\na,b,c\n"a,b,c\nd,e,f\n',
+    "space.txt": "a boy\n\u200b\n".encode(),
 }
 WORDS, LAYER_1 = "embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight"
 WEIGHTS, POOLING = "model.safetensors", "1_Pooling/config.json"
@@ -53,6 +58,10 @@ MODELS = {  # what is changed in the folder "pooler", what the error must say
     "unknown-prompt": (PROMPTS, dict(prompts={}, default_prompt_name="query"), "query"),
     "no-JSON": ("config.json", None, "config.json"),
     "no-weights": (WEIGHTS, None, "model.safetensors"),
+}
+OTHER_MODELS = {  # what is changed in the folder "bert"
+    "decoder": ("config.json", dict(architectures=["Qwen3ForCausalLM"])),
+    "no-marks": ("tokenizer.json", lambda content: content.update(post_processor=None)),
 }
 TRAIN = f"--train {DEMO}/sentences.txt"
 DEV = f"--dev {DEMO}/dev.tsv"
@@ -87,7 +96,16 @@ TABLE = [
         f"{CKD} --student {{bert}} --teacher-embeddings {{short.npy}}",
         "float32 [2, 4], and --train has",
     ),
-    ("congen", f"{CKD} --student {{bert}} --teacher-embeddings {{nan.npy}}", "not finite"),
+    *(
+        ("congen", f"{CKD} --student {{bert}} --teacher-embeddings {{{name}.npy}}", f"row {row} is")
+        for name, row in (("nan", 0), ("zero", 3200), ("large", 0))
+    ),
+    (
+        "ckd",
+        f"{TRAIN} {DEV} --teacher {{decoder}} --student {{bert}}",
+        "a decoder that states no pooling",
+    ),
+    ("ckd", f"{CKD} --train {{space.txt}} --teacher {{no-marks}}", "no token in '\\u200b'"),
     ("ckd", f"{TRAIN} {DEV} --student-layers 1 --teacher-embeddings x.npy", "needs --student"),
     ("ckd", f"{TRAIN} {CUT} --senteval {DEMO}", "STSBenchmark"),
     ("extras.ibkd_dr", f"{CUT} --beir {{bert}}", "corpus.jsonl"),
@@ -98,6 +116,7 @@ TABLE = [
     ("ckd", f"{CKD} --train {{latin.txt}}", "latin.txt:2: "),
     ("ckd", f"{CKD} --train {{cut.gz}}", "cut.gz"),
     ("ckd", f"{CKD} --train {{header.csv}}", "header.csv:1: "),
+    ("ckd", f"{CKD} --triplets {{quote.csv}}", "quote.csv:3: "),  # where the quote begins
     *(("ckd", f"{CKD} --triplets {{{name}.csv}}", f"{name}.csv:2: ") for name in ("two", "gap")),
     *(
         ("ckd", f"{CKD} --dev {{{name}.tsv}}", f"{name}.tsv:2: ")
@@ -128,6 +147,8 @@ def places(models_folder, tmp_path_factory):
             (folder / part).unlink()
         else:
             (folder / part).write_text("{")
+    for name, (part, change) in OTHER_MODELS.items():
+        alter(shutil.copytree(models_folder / "bert", root / name) / part, change)
     paths = (*root.iterdir(), *models_folder.iterdir(), root / "missing.txt")
     return {path.name: path for path in paths}
 
@@ -142,11 +163,18 @@ def test_one_line_and_status_2(script, words, fragment, fails, places, tmp_path)
     assert not (out / "README.md").exists()
 
 
+def test_a_name_that_is_not_utf_8_is_refused_at_the_start(fails, monkeypatch):
+    """The model card could not state it, after the whole training."""
+    monkeypatch.setattr(sys, "argv", ["ckd.py", "--output", "out\udcff"])
+    assert "the command line: " in fails(ckd)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_best_student(
     fails, models_folder, files, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     monkeypatch.setattr(ckd, "contrastive_distillation_loss", lambda x, *_: x.sum() * math.nan)
     line = fails(ckd, *small_options("ckd", models_folder, files, tmp_path))
-    assert f"{tmp_path}: loss is nan at step 1; try a smaller --lr; the best" in line
-    assert common.load_encoder(tmp_path).dimension == 32
+    folder = tmp_path / "distill"  # of stage 1
+    assert f"{folder}: loss is nan at step 1; try a smaller --lr; the best" in line
+    assert common.load_encoder(folder).dimension == 32

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, check_student, demo_lines, dev_scores, losses, outcome, rows
+from conftest import (
+    ROOT,
+    alter,
+    check_student,
+    demo_lines,
+    dev_scores,
+    losses,
+    outcome,
+    rows,
+    scores_in_order,
+)
 from processes import SCRIPTS, finish, small_options, start
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
@@ -78,15 +88,50 @@ def test_a_run_that_dies_between_its_stages_loses_neither(
 def test_a_finished_run_prints_its_table_and_loads_no_model(
     call_main, options, tmp_path, monkeypatch
 ):
-    """It has saved two checkpoints, of 1.6 GB each for BERT-base: as it began, and at its end."""
+    """It has saved no checkpoint, of 1.6 GB for BERT-base: it was short."""
     saved, save = [], torch.save
     monkeypatch.setattr(torch, "save", lambda *both: (saved.append(both), save(*both)))
     table = call_main(ckd, *options)
-    assert len(saved) == 2
+    assert not saved
     before = contents(tmp_path / "out")
-    monkeypatch.setattr(ckd, "load_student", None)
+    monkeypatch.setattr(ckd, "load_untrained_student", None)
     assert call_main(ckd, *options) == table
     assert contents(tmp_path / "out") == before
+
+
+def test_a_folder_that_is_not_what_was_trained_is_no_finished_run(
+    fails, options, tmp_path, monkeypatch
+):
+    """The student that a run loads again must have the dev score that it was saved with."""
+    write_settings = common.write_settings
+
+    def spoil(encoder, folder):
+        write_settings(encoder, folder)
+        alter(folder / "tokenizer.json", lambda content: content.update(normalizer=None))
+
+    monkeypatch.setattr(common, "write_settings", spoil)
+    line = fails(ckd, *options)
+    assert re.search(r"out: has a dev score of .*, and .* when it was saved; it is not the", line)
+    assert not (tmp_path / "out/README.md").exists()
+
+
+def test_the_values_that_a_script_chose_are_recorded(call_main, fails, options, tmp_path):
+    call_main(ckd, *options)
+    stated = common.read_json(tmp_path / "out/args.json", None)
+    assert (stated["--lr"], stated[common.CHOSEN]) == (3e-4, ["--lr", "--finetune-lr"])
+    call_main(ckd, *options)  # the same command, which gives no --lr
+    assert "has a run with --lr None, not 0.0003" in fails(ckd, *options, "--lr", 3e-4)
+
+
+def test_a_log_that_a_power_cut_has_left_shorter_is_not_padded(options, parse, tmp_path):
+    args = parse(ckd, *options)
+    run = common.Run(common.run_settings(args, [], []), args, "distill")
+    run.folder.mkdir()
+    (run.folder / "metrics.jsonl").write_text('{"step": 25}\n')
+    content = dict(state=[], progress=(50,), log_size=26)
+    torch.save(content, run.folder / "checkpoint.pt")
+    assert run.begin(99, [], (0,)) == [50]
+    assert (run.folder / "metrics.jsonl").read_text() == '{"step": 25}\n'
 
 
 def test_another_run_is_refused_and_nothing_is_touched(
@@ -115,9 +160,10 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(
 ):
     """The third write fails; with space again, the same command ends with the same student."""
     name = "save" if owner is torch else "save_pretrained"
-    write, writes, rising = getattr(owner, name), [], itertools.count(1.0)
+    write, writes = getattr(owner, name), []
     monkeypatch.setattr(common, "CHECKPOINT_SECONDS", 0)
-    monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": next(rising)})
+    monkeypatch.setattr(common, "LOG_STEPS", 2)
+    monkeypatch.setattr(ckd, "spearman", scores_in_order(itertools.count(1.0)))
     call_main(ckd, *options, "--output", tmp_path / "whole")
 
     def write_until_full(*arguments, **further):
@@ -137,8 +183,8 @@ def test_without_progress_a_stage_ends_and_keeps_its_start(
     call_main, options, models_folder, tmp_path, monkeypatch
 ):
     """Dev scores that fall: the first that is two epochs or more after the best ends the stage."""
-    falling, said = iter(range(100, 0, -1)), []
-    monkeypatch.setattr(ckd, "spearman", lambda *_, **__: {"dev": float(next(falling))})
+    said = []
+    monkeypatch.setattr(ckd, "spearman", scores_in_order(itertools.count(100.0, -1)))
     monkeypatch.setattr(common, "note", said.append)
     (tmp_path / "sentences.txt").write_text("\n".join(demo_lines("sentences.txt", 32)))
     more = ["--max-steps", 99, "--epochs", 9, "--patience", 2, "--eval-steps", 5]

@@ -120,6 +120,35 @@ def test_a_stated_key_gives_equal_vectors_or_is_refused_by_name(folder, file, ke
     assert (np.abs(theirs - before).max() > 1e-3) == (changes or value == "cls")
 
 
+def test_a_student_is_saved_with_what_its_source_states(folder, tmp_path):
+    """Lower-casing, which a tokenizer of class BertTokenizer loses when it is saved anew.
+
+    Files that training does not change are copied byte for byte, null prompts are written as none,
+    and activations have the names that sentence-transformers gives them.
+    """
+    alter(folder / BERT_CONFIG, dict(do_lower_case=True))
+    alter(folder / "tokenizer_config.json", dict(tokenizer_class="BertTokenizer"))
+    alter(folder / MODEL_CONFIG, dict(prompts=None))
+    (folder / "vocab.txt").write_text("of an older library")
+    encoder = common.load_encoder(folder, layers="0,2")
+    encoder.heads[0][0].weight.data *= 2
+    common.save_encoder(encoder, tmp_path / "out")
+    trained = common.encode(ckd.embed, encoder, TEXTS)
+    saved = common.load_encoder(tmp_path / "out")
+    assert np.array_equal(common.encode(ckd.embed, saved, TEXTS), trained)
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert np.abs(theirs.encode(TEXTS) - trained).max() < 1e-5
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    assert common.read_json(tmp_path / "out" / MODEL_CONFIG, None)["prompts"] == {}
+    dense = common.read_json(tmp_path / "out/2_Dense/config.json", None)
+    assert dense["activation_function"] == "torch.nn.modules.activation.Tanh"
+    places = (folder, tmp_path / "out")
+    before, after = [common.read_json(place / "config.json", {}) for place in places]
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    assert {"num_hidden_layers"} <= changed <= {"num_hidden_layers", "architectures"}
+
+
 OTHERS = [
     ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
     ("config.json", {"auto_map": {"AutoModel": "modeling.Model"}}, "auto_map"),
@@ -149,7 +178,7 @@ def test_a_folder_refused_by_name_writes_nothing(folder, fails, files, tmp_path)
     line = fails(ckd, "--teacher", folder, "--student-layers", "1,3", *data)
     assert line == (
         f"error: {folder}: 2_Dense/config.json has use_residual: true, which is not supported; "
-        "embed your sentences with its own library and give --teacher-embeddings"
+        "ckd.py, congen.py and ibkd.py can take its library's embeddings: --teacher-embeddings"
     )
     assert not (tmp_path / "out").exists()
 

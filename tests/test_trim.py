@@ -1,13 +1,14 @@
 """extras/trim.py: kept tokens have the same vectors, and every text can still be written."""
 
 import json
+import re
 from string import ascii_lowercase
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import demo_sentences
+from conftest import alter, demo_sentences
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import common
@@ -137,6 +138,53 @@ def test_only_characters_of_the_sentences_stay(unigram, call_main, tmp_path):
     assert int(float(counts[2][1])) - int(float(counts[3][1])) == len(gone)
     assert float(counts[2][2]) == float(counts[3][2]) == 0
     assert np.isfinite(common.encode(embed, after, SCRIPTS)).all()
+
+
+def test_words_beyond_the_models_length_are_counted(wordpiece, call_main, tmp_path):
+    """The sentence has 80 tokens, the model 64 positions, and "dog" comes last."""
+    text = " ".join(["a"] * 79 + ["dog"])
+    amount = len(common.load_encoder(wordpiece).tokenizer) - 5
+    _, after, _ = run(call_main, wordpiece, [text], amount, tmp_path)
+    assert pieces(after, "dog cat") == ["[CLS]", "dog", "c", "##a", "##t", "[SEP]"]
+
+
+def test_an_unknown_piece_that_is_no_added_token_stays(unigram, call_main, fails, tmp_path):
+    def forget(content):
+        content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "<unk>"]
+
+    alter(unigram / "tokenizer.json", forget)
+    amount = len(common.load_encoder(unigram).tokenizer) - 8
+    _, after, _ = run(call_main, unigram, SCRIPTS[:4], amount, tmp_path)
+    assert "<unk>" in pieces(after, SCRIPTS[6])
+    alter(unigram / "tokenizer.json", lambda content: content["model"].update(unk_id=None))
+    alter(unigram / "tokenizer_config.json", dict(tokenizer_class="PreTrainedTokenizerFast"))
+    line = fails(
+        trim,
+        unigram,
+        "--train",
+        tmp_path / "sentences.txt",
+        "--tokens",
+        50,
+        "--output",
+        tmp_path / "x",
+    )
+    assert "unknown token" in line
+
+
+def test_positions_that_begin_after_the_padding_token_stay(unigram, call_main, fails, tmp_path):
+    """Of padding token 6, RoBERTa's positions begin at 7; no text has token 4 or 5, a word."""
+    tokens = {i: token for token, i in common.load_encoder(unigram).tokenizer.get_vocab().items()}
+    alter(unigram / "config.json", dict(pad_token_id=6))
+    alter(unigram / "tokenizer_config.json", dict(pad_token=tokens[6]))
+    words = {tokens[4].strip("▁"), tokens[5].strip("▁")}
+    texts = [text for text in SCRIPTS if not words & {*text.split()}]
+    (tmp_path / "sentences.txt").write_text("\n".join(texts), "utf-8")
+    options = ["--train", tmp_path / "sentences.txt", "--output", tmp_path / "trimmed"]
+    line = fails(trim, unigram, *options, "--tokens", 1)
+    amount = int(re.search(r"(\d+) must stay", line)[1])
+    before, after, _ = run(call_main, unigram, texts, amount, tmp_path)
+    assert before.tokenizer.pad_token_id == after.tokenizer.pad_token_id == 6
+    assert np.isfinite(common.encode(embed, after, texts)).all()
 
 
 @pytest.mark.parametrize("name", ["unigram", "wordpiece"])
