@@ -16,7 +16,7 @@ entailed sentence among all entailed and contradicting sentences of the batch.
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
 Departures that change results (docs/ckd.md has all of them, next to the authors' code):
-  - tau is fixed at 0.05; the paper gives no value; --learn-temperature learns it.
+  - tau is fixed at 0.05, as the paper gives no value; --learn-temperature learns it.
   - The optimizer's betas and the schedule of the learning rate are those of the authors' code.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
   - The bank is cleared at the start of an epoch (paper: only its oldest entries go), so that no
@@ -143,7 +143,7 @@ def distill(student, sentences, targets, dev_set, run, args):
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
     torch.manual_seed(args.seed)  # M starts at random
-    model = nn.Module()  # all that may be trained
+    model = nn.Module()  # what the optimizer and a checkpoint have
     model.student = student
     model.projection = nn.Identity()  # eq. 2 and 5
     if student.dimension != targets.shape[1] or args.projection:
@@ -174,7 +174,7 @@ def distill(student, sentences, targets, dev_set, run, args):
         if step % batches.per_epoch == 0:
             bank = bank[:0]
 
-        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        # One step. Above, `step` is the number of finished steps; below, that of the current one.
         rows = batches[step]  # row numbers [N]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
@@ -194,7 +194,7 @@ def distill(student, sentences, targets, dev_set, run, args):
         if args.objective == "ckd":
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        # The log has the size of the bank, since more keys make a larger loss.
+        # The size of the bank is logged, since the loss grows with the number of keys.
         run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
         bank = enqueue(bank, target, args.queue_size)  # after the loss; for KD, it stays empty
 
@@ -202,8 +202,8 @@ def distill(student, sentences, targets, dev_set, run, args):
 def finetune(student, triplets, dev_set, run, args):
     """Stage 2, section 3.2 -> best dev score, its step, the last step.
 
-    triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is also a
-    candidate: it is kept if stage 2 makes it worse.
+    triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is
+    scored, too, and kept if no step improves on it.
     """
     columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
@@ -275,7 +275,7 @@ def parse_args():
     add("--projection", action="store_true", help="use M even if the dimensions are equal")
     add("--temperature", type=positive_float, help="tau (default: 0.05; learned: starts at 0.368)")
     add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
-    add("--queue-size", type=in_range(int, 0), default=65536, help=f"of the memory bank; {stage_1}")
+    add("--queue-size", type=in_range(int, 0), default=65536, help=f"memory bank size, {stage_1}")
     patience = "epochs without a better dev score that end stage 1; 0: never (default: %(default)s)"
     add("--patience", type=in_range(int, 0), default=3, help=patience)
     add("--epochs", type=positive_int, default=20, help=stage_1)

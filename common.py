@@ -510,7 +510,9 @@ def use_pooler(encoder, is_required):
 
 def check_stated(folder, file, content, kind=None):
     """Raise UserError for what STATED does not allow in a JSON file of a model folder."""
-    allowed = dict(word.partition("=")[::2] for word in STATED[kind or file].split())
+    allowed = dict(
+        word.partition("=")[::2] for word in STATED[kind or file].split()
+    )  # {key: value}
     for key, value in content.items():
         found = json.dumps(value, separators=(",", ":"))
         is_allowed = allowed[key] in ("", found) if key in allowed else not value

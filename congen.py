@@ -209,7 +209,7 @@ def distill(student, first, second, targets, dev_set, run, args):
             if step == total or step - best_step >= patience:
                 return best, best_step, step
 
-        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        # One step. Above, `step` is the number of finished steps; below, that of the current one.
         rows = batches[step]  # row numbers [N]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout

@@ -134,7 +134,7 @@ def train(student, sentences, dev_set, run, args):
             if step == total:
                 return best, best_step, step
 
-        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        # One step. Above, `step` is the number of finished steps; below, that of the current one.
         rows = batches[step]  # row numbers [N]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout

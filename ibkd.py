@@ -193,7 +193,7 @@ def distill(student, texts, targets, dev_score, run, args):
             if step == total:
                 return best, best_step, step
 
-        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        # One step. Above, `step` is the number of finished steps; below, that of the current one.
         rows = batches[step]  # row numbers [N]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
@@ -219,9 +219,9 @@ def finetune(student, texts, examples, dev_score, run, args):
 
     Eq. 9 prints -(L_nce^sup - beta_2 HSIC), and eq. 10 its L_nce^sup without a minus, which is the
     same loss. X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an
-    anchor, its positive and its K hard negatives. The student at the start is also a candidate: it
-    is kept if stage 2 makes it worse. A positive that two anchors of a batch share is a negative of
-    both. Returns what distill() returns.
+    anchor, its positive and its K hard negatives. The student at the start is scored, too, and kept
+    if no step improves on it. A positive that two anchors of a batch share is a negative of both.
+    Returns what distill() returns.
     """
     tokens = Tokens(student, texts, args.max_length)
     lengths = tokens.lengths[examples[:, 0]]  # of the anchors

@@ -26,10 +26,11 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from common import HERE, ArgumentParser, UserError, one_line_errors, run_main
+from common import ArgumentParser, UserError, one_line_errors, run_main
 from common import encode, evaluation_sets, read_json, read_rows, read_sentences, write_json
 from eval_sts import load
 
+DEMO = Path(__file__).resolve().parent.parent / "demo"
 SENTENCES = 10_000  # for the covariance
 POSITIVE_SCORE = 4  # pairs with a higher score are positives
 DIMENSIONS = 16  # that are drawn, as in IBKD's Figure 4
@@ -220,7 +221,7 @@ def parse_args():
     add("--output", help="path without its ending (default: figures/FIGURE)")
     add("--dev", help="scored pairs (TSV) (default: STS-B dev)")
     add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
-    sentences = f"{HERE}/demo/sentences.txt"
+    sentences = DEMO / "sentences.txt"
     add("--sentences", default=sentences, help="as --train (default: %(default)s)")
     query = "of neighbours; may be repeated (default: the first sentence)"
     add("--query", action="append", help=query)

@@ -46,11 +46,12 @@ import ckd
 import common
 import distilface
 import dse
-from common import HERE, MINILM, ArgumentParser, in_range, note, run_main, table
+from common import MINILM, ArgumentParser, in_range, note, run_main, table
 from common import Batches, Tokens, chunks, encode, load_encoder, similar_lengths
 from common import read_rows, read_sentences, resolve_model, save_encoder
 from eval_sts import embed
 
+DEMO = Path(__file__).resolve().parent.parent / "demo"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAX_LENGTH = 64  # tokens, in training
 LR = 1e-4
@@ -101,7 +102,7 @@ def run_script(script, folder, sentences, timed_steps, *flags, **options):
     train = folder / "train.txt"
     train.write_text("\n".join(sentences) + "\n", "utf-8")
     dev = folder / "dev.tsv"
-    lines = (HERE / "demo" / "dev.tsv").read_text("utf-8").splitlines(keepends=True)
+    lines = (DEMO / "dev.tsv").read_text("utf-8").splitlines(keepends=True)
     dev.write_text("".join(lines[:50]), "utf-8")
     common.CACHE = folder / "cache"  # of teacher embeddings: the user's own keeps none of these
     common.LOG_STEPS = timed_steps
@@ -230,7 +231,7 @@ def measure_dse(name, layers):
     torch.manual_seed(0)
     student = dse.add_head(load_encoder(name, "mean", layers), classes=1).to(DEVICE).eval()
     teacher = dse.load_cross_encoder(name, "stsb", device=DEVICE).eval()
-    sentences = read_sentences(HERE / "demo" / "sentences.txt")[:DSE_SENTENCES]
+    sentences = read_sentences(DEMO / "sentences.txt")[:DSE_SENTENCES]
     pairs = list(zip(sentences[:DSE_PAIRS], sentences[-DSE_PAIRS:]))
     encode(dse.pair_logits, teacher, pairs[:100])  # warms up
     dse.embed_sentences(student, sentences[:100])
@@ -291,7 +292,7 @@ def parse_args():
     add("--only", choices=("train", "dse", "gpu"), help="one part (default: train and dse)")
     add("--teacher", default=MINILM, help=f"folder or Hub name {is_default}")
     add("--student-layers", default="1,3,5", help=f"of the teacher {is_default}")
-    add("--train", default=f"{HERE}/demo/sentences.txt", help=f"sentences {is_default}")
+    add("--train", default=DEMO / "sentences.txt", help=f"sentences {is_default}")
     add("--sentences", type=in_range(int, 2), default=6400, help=f"how many {is_default}")
     add("--batch-sizes", type=in_range(int, 2), nargs="+", default=[64, 512], help=sizes)
     add("--rounds", type=in_range(int, 1), default=3, help=is_default)

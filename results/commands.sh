@@ -1,13 +1,13 @@
 # The commands of the runs that the pages of results/ rest on; results/runs.py runs all of them.
 #
-# Paste the lines up to "## own-teacher" into bash, in the project's folder, then any command of a
-# page. "# KD: seeds 0, 1, 2" names the runs KD-0, KD-1 and KD-2: set SEED before each. Seeds that
-# were added later have a command of their own. GNU head and awk.
+# Paste the lines up to "## own-teacher" into bash, in the project's folder, then any command.
+# "# KD: seeds 0, 1, 2" names the runs KD-0, KD-1 and KD-2: set SEED before each. A later option
+# takes the place of an earlier one, those of @runs/NAME.txt included. GNU head and awk.
 
 DATA=${DATA:-data}  # the folder that results/data_sets.py writes
 T=${T:-sentence-transformers/all-MiniLM-L6-v2}
 M=${M:-sentence-transformers/all-mpnet-base-v2}
-E=${E:-intfloat/multilingual-e5-small}
+E=${E:-intfloat/multilingual-e5-small}  # measured: E=$DATA/e5, see results/multilingual.md
 FIRST5K=runs/first5k.txt
 FIRST10K=runs/first10k.txt
 FIRST20K=runs/first20k.txt
@@ -27,7 +27,6 @@ head -n 5000 $DATA/unlabeled.txt > $FIRST5K
 head -n 10000 $DATA/unlabeled.txt > $FIRST10K
 head -n 20000 $DATA/unlabeled.txt > $FIRST20K
 head -n 50000 $DATA/unlabeled.txt > $FIRST50K
-tail -n 2000 $DATA/unlabeled.txt > runs/last2k.txt
 head -n -1000 $DATA/pairs.en-de.tsv > $EN_DE
 tail -n 1000 $DATA/pairs.en-de.tsv > $EN_DE_TEST
 STSB=$(find -L $DATA/senteval -name STSBenchmark)
@@ -88,321 +87,336 @@ cat first10k.txt scifact-{passages,some}.txt > own-no-questions-20k.txt
 head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
 awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
 head -n 25000 first50k.txt > first25k.txt
-# Half general, half of three corpora that are searched.
+# The texts of corpora, and the same after general sentences.
 cat {scifact,qnli}-{passages,questions}.txt scifact-fifth.txt xquad-en-passages.txt > corpora.txt
 cat first25k.txt corpora.txt > mix.txt
 cd ..
 head -n 100000 $DATA/unlabeled.txt | cat - runs/corpora.txt > runs/mix-large.txt
 
+# Options that several commands share: @runs/NAME.txt.
+options() { cat > runs/$1.txt; }
+options sts <<END  # one epoch, scored on SentEval's STS sets
+--senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+--max-length 64 --eval-steps 105 --group-by-length
+END
+options own <<END  # three layers of all-MiniLM-L6-v2 from itself
+--teacher $T --student-layers 1,3,5 --train $FIRST20K
+--senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+--max-length 64 --eval-steps 105 --group-by-length
+END
+options larger <<END  # the same student from all-mpnet-base-v2
+--teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K
+--senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+--max-length 64 --eval-steps 105 --group-by-length
+END
+options curve <<END  # layers 1,4,5 from all-mpnet-base-v2, aligned
+--teacher runs/M-aligned-whole --student $T --student-layers 1,4,5
+--senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4
+--max-length 64 --eval-steps 105 --group-by-length --precision bf16
+END
+options cut <<END  # cuts of all-MiniLM-L6-v2
+--teacher $T --train $FIRST20K --dev $STSB_DEV --epochs 1 --batch-size 64
+--lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length --precision bf16
+END
+options cut-mpnet <<END  # cuts of all-mpnet-base-v2
+--teacher $M --train $FIRST10K --dev $STSB_DEV --epochs 1 --batch-size 64
+--lr 2e-4 --max-length 64 --eval-steps 157 --group-by-length --precision bf16
+END
+options cut-e5 <<END  # cuts of multilingual-e5-small, with fewer tokens
+--teacher $E --student runs/e5-20k --train $DE_EN_20K --dev $DE_EN_DEV
+--epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157
+--group-by-length --precision bf16
+END
+options e5 <<END  # three layers of it, with both prompts
+--teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11
+--train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1
+--batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 410
+--group-by-length --precision bf16
+END
+options e5-300k <<END  # its layers, 300,000 sentences
+--teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11
+--train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 4
+--batch-size 256 --lr 16e-4 --temperature 0.05 --queue-size 16384
+--max-length 128 --eval-steps 610 --group-by-length --precision bf16
+END
+options files-dev <<END  # a model's files, on STS-B dev
+--bits 4 --group-size 64 --pairs $STSB_DEV --rounds 2
+END
+options file-sts <<END  # its file in 4 bits, on the STS sets
+--bits 4 --group-size 64 --senteval $DATA/senteval --rounds 1
+END
+options dse <<END  # cross-encoders and their students
+--student $T --data $DATA/glue --epochs 3 --lr 1e-4 --group-by-length
+END
+options mix <<END  # general sentences and corpora
+--teacher $T --dev $STSB_DEV --train runs/mix-large.txt --epochs 3 --batch-size 64
+--lr 4e-4 --max-length 128 --eval-steps 975 --group-by-length --precision bf16
+END
+
 ## own-teacher
 # KD: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-$SEED
+python ckd.py @runs/own.txt --objective kd --seed $SEED --output runs/KD-$SEED
 # CKD: seeds 0, 1, 2
-python ckd.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --temperature 0.2 \
-    --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/CKD-$SEED
+python ckd.py @runs/own.txt --temperature 0.2 --queue-size 16384 --seed $SEED \
+    --output runs/CKD-$SEED
 # ConGen: seeds 0, 1, 2
-python congen.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --teacher-temperature 0.2 \
-    --student-temperature 0.2 --queue-size 16384 --head identity --senteval $DATA/senteval \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length \
-    --seed $SEED --output runs/ConGen-$SEED
+python congen.py @runs/own.txt --teacher-temperature 0.2 --student-temperature 0.2 \
+    --queue-size 16384 --head identity --seed $SEED --output runs/ConGen-$SEED
 # IBKD: seeds 0, 1, 2
-python ibkd.py --stage distill --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.2 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/IBKD-$SEED
+python ibkd.py @runs/own.txt --stage distill --temperature 0.2 --seed $SEED \
+    --output runs/IBKD-$SEED
 # DistilFACE: seeds 0, 1, 2
 python distilface.py --student $T --student-layers 1,3,5 --train $FIRST20K --temperature 0.2 \
     --senteval $DATA/senteval --batch-size 64 --lr 3e-5 --pooling avg --steps 313 --eval-steps 78 \
     --group-by-length --seed $SEED --output runs/DistilFACE-$SEED
 # PKD
-python -m extras.baselines --method pkd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/PKD
+python -m extras.baselines @runs/own.txt --method pkd --seed 0 --output runs/PKD
 # MetaKD
-python -m extras.baselines --method metakd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/MetaKD
+python -m extras.baselines @runs/own.txt --method metakd --seed 0 --output runs/MetaKD
 # L2
-python -m extras.baselines --method l2 --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/L2
+python -m extras.baselines @runs/own.txt --method l2 --head identity --seed 0 --output runs/L2
 # Dual-L2
-python -m extras.baselines --method dual-l2 --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/Dual-L2
+python -m extras.baselines @runs/own.txt --method dual-l2 --head identity --seed 0 \
+    --output runs/Dual-L2
 # SKD
-python -m extras.baselines --method skd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --head identity --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/SKD
+python -m extras.baselines @runs/own.txt --method skd --head identity --seed 0 --output runs/SKD
 # CRD
-python -m extras.baselines --method crd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/CRD
+python -m extras.baselines @runs/own.txt --method crd --temperature 0.1 --seed 0 --output runs/CRD
 # HPD
-python -m extras.baselines --method hpd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/HPD
+python -m extras.baselines @runs/own.txt --method hpd --seed 0 --output runs/HPD
 # SEED
-python congen.py --teacher $T --student-layers 1,3,5 --train $FIRST20K --teacher-temperature 0.2 \
-    --student-temperature 0.2 --queue-size 16384 --head identity --alpha 1 \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/SEED
+python congen.py @runs/own.txt --teacher-temperature 0.2 --student-temperature 0.2 \
+    --queue-size 16384 --head identity --alpha 1 --seed 0 --output runs/SEED
 
 ## larger-teacher
 # M-aligned
 python -m extras.align --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
     --output runs/M-aligned
 # M-KD-aligned: seeds 0, 1, 2
-python ckd.py --objective kd --teacher runs/M-aligned --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+python ckd.py @runs/larger.txt --objective kd --teacher runs/M-aligned --seed $SEED \
     --output runs/M-KD-aligned-$SEED
 # M-KD: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/M-KD-$SEED
+python ckd.py @runs/larger.txt --objective kd --seed $SEED --output runs/M-KD-$SEED
 # M-CKD: seeds 0, 1, 2
-python ckd.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
+python ckd.py @runs/larger.txt --temperature 0.05 --queue-size 16384 --seed $SEED \
     --output runs/M-CKD-$SEED
 # M-CKD-aligned: seeds 0, 1, 2
-python ckd.py --teacher runs/M-aligned --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
-    --output runs/M-CKD-aligned-$SEED
+python ckd.py @runs/larger.txt --teacher runs/M-aligned --temperature 0.05 --queue-size 16384 \
+    --seed $SEED --output runs/M-CKD-aligned-$SEED
 # M-ConGen: seeds 0, 1, 2
-python congen.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/M-ConGen-$SEED
+python congen.py @runs/larger.txt --teacher-temperature 0.1 --student-temperature 0.1 \
+    --queue-size 16384 --seed $SEED --output runs/M-ConGen-$SEED
 # M-IBKD: seeds 0, 1, 2
-python ibkd.py --stage distill --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED --output runs/M-IBKD-$SEED
+python ibkd.py @runs/larger.txt --stage distill --temperature 0.1 --seed $SEED \
+    --output runs/M-IBKD-$SEED
 # M-SEED
-python congen.py --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K \
-    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --alpha 1 \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/M-SEED
+python congen.py @runs/larger.txt --teacher-temperature 0.1 --student-temperature 0.1 \
+    --queue-size 16384 --alpha 1 --seed 0 --output runs/M-SEED
 # M-PKD
-python -m extras.baselines --method pkd --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-PKD
+python -m extras.baselines @runs/larger.txt --method pkd --seed 0 --output runs/M-PKD
 # M-CRD
-python -m extras.baselines --method crd --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --temperature 0.1 --senteval $DATA/senteval --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-CRD
+python -m extras.baselines @runs/larger.txt --method crd --temperature 0.1 --seed 0 \
+    --output runs/M-CRD
 # M-L2
-python -m extras.baselines --method l2 --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-L2
+python -m extras.baselines @runs/larger.txt --method l2 --lr 8e-4 --seed 0 --output runs/M-L2
 # M-Dual-L2
-python -m extras.baselines --method dual-l2 --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-Dual-L2
+python -m extras.baselines @runs/larger.txt --method dual-l2 --lr 8e-4 --seed 0 \
+    --output runs/M-Dual-L2
 # M-SKD
-python -m extras.baselines --method skd --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-SKD
+python -m extras.baselines @runs/larger.txt --method skd --lr 8e-4 --seed 0 --output runs/M-SKD
 # M-HPD
-python -m extras.baselines --method hpd --teacher $M --student $T --student-layers 1,3,5 \
-    --train $FIRST20K --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 8e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/M-HPD
+python -m extras.baselines @runs/larger.txt --method hpd --lr 8e-4 --seed 0 --output runs/M-HPD
 # M-aligned-whole
 python -m extras.align --teacher $M --student $T --train $FIRST20K --output runs/M-aligned-whole
 # three-M-KD-20k
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
-    --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+python ckd.py @runs/curve.txt --objective kd --train $FIRST20K --seed 0 \
     --output runs/three-M-KD-20k
 # three-M-KD-50k
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+python ckd.py @runs/curve.txt --objective kd --train $FIRST50K --seed 0 \
     --output runs/three-M-KD-50k
 # three-M-KD-182k
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
+python ckd.py @runs/curve.txt --objective kd --train $DATA/unlabeled.txt --eval-steps 500 --seed 0 \
     --output runs/three-M-KD-182k
 # three-M-KD-3x182k
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
-    --output runs/three-M-KD-3x182k
+python ckd.py @runs/curve.txt --objective kd --train $DATA/unlabeled.txt --epochs 3 \
+    --eval-steps 500 --seed 0 --output runs/three-M-KD-3x182k
 # three-M-CKD-20k
-python ckd.py --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5 --train $FIRST20K \
-    --temperature 0.05 --queue-size 16384 --senteval $DATA/senteval --skip-test --epochs 1 \
-    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
-    --seed 0 --output runs/three-M-CKD-20k
+python ckd.py @runs/curve.txt --train $FIRST20K --temperature 0.05 --queue-size 16384 --seed 0 \
+    --output runs/three-M-CKD-20k
 # three-own-KD-182k
-python ckd.py --objective kd --teacher $T --student $T --student-layers 1,4,5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
-    --output runs/three-own-KD-182k
-# three-both-0.5-20k
-python results/two_teachers.py runs/M-aligned-whole 0.5 --objective kd --teacher $T --student $T \
-    --student-layers 1,4,5 --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 \
-    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
-    --seed 0 --output runs/three-both-0.5-20k
-# three-both-0.3-20k
-python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
-    --student-layers 1,4,5 --train $FIRST20K --senteval $DATA/senteval --skip-test --epochs 1 \
-    --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 105 --group-by-length --precision bf16 \
-    --seed 0 --output runs/three-both-0.3-20k
-# three-both-0.3-182k
-python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
-    --student-layers 1,4,5 --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length \
-    --precision bf16 --seed 0 --output runs/three-both-0.3-182k
-# three-both-0.3-182k: seeds 1, 2
-python results/two_teachers.py runs/M-aligned-whole 0.3 --objective kd --teacher $T --student $T \
-    --student-layers 1,4,5 --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length \
-    --precision bf16 --seed $SEED --output runs/three-both-0.3-182k-$SEED
-# three-own-KD-182k: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student $T --student-layers 1,4,5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed $SEED \
-    --output runs/three-own-KD-182k-$SEED
+python ckd.py @runs/curve.txt --objective kd --teacher $T --train $DATA/unlabeled.txt \
+    --eval-steps 500 --seed 0 --output runs/three-own-KD-182k
+# three-own-KD-182k-1
+python ckd.py @runs/curve.txt --objective kd --teacher $T --train $DATA/unlabeled.txt \
+    --eval-steps 500 --seed 1 --output runs/three-own-KD-182k-1
 # six-M-KD-20k
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --dropout 0 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
-    --output runs/six-M-KD-20k
+python ckd.py @runs/sts.txt --objective kd --teacher runs/M-aligned-whole --student $T \
+    --train $FIRST20K --skip-test --dropout 0 --precision bf16 --seed 0 --output runs/six-M-KD-20k
 # six-M-KD-20k-slow
-python ckd.py --objective kd --teacher runs/M-aligned-whole --student $T --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 5e-5 --max-length 64 \
-    --dropout 0 --eval-steps 105 --group-by-length --precision bf16 --seed 0 \
+python ckd.py @runs/sts.txt --objective kd --teacher runs/M-aligned-whole --student $T \
+    --train $FIRST20K --skip-test --lr 5e-5 --dropout 0 --precision bf16 --seed 0 \
     --output runs/six-M-KD-20k-slow
 # curve
 python eval_sts.py runs/three-M-KD-20k runs/three-M-KD-50k runs/three-M-KD-182k \
-    runs/three-M-CKD-20k runs/three-both-0.3-20k runs/three-both-0.5-20k runs/three-both-0.3-182k \
-    runs/three-own-KD-182k runs/three-M-KD-3x182k runs/six-M-KD-20k runs/six-M-KD-20k-slow \
-    --senteval $DATA/senteval
+    runs/three-M-CKD-20k runs/three-own-KD-182k runs/three-M-KD-3x182k runs/six-M-KD-20k \
+    runs/six-M-KD-20k-slow --senteval $DATA/senteval
 # curve-seeds
-python eval_sts.py runs/three-both-0.3-182k-1 runs/three-own-KD-182k-1 --senteval $DATA/senteval
+python eval_sts.py runs/three-own-KD-182k-1 --senteval $DATA/senteval
 
-## how-small
+## layers
 # KD-three-layers
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $DATA/unlabeled.txt \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-three-layers
+python ckd.py @runs/own.txt --objective kd --train $DATA/unlabeled.txt --eval-steps 500 --seed 0 \
+    --output runs/KD-three-layers
 # KD-two-layers
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $DATA/unlabeled.txt \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-two-layers
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $DATA/unlabeled.txt \
+    --eval-steps 500 --seed 0 --output runs/KD-two-layers
 # KD-one-layer
-python ckd.py --objective kd --teacher $T --student-layers 5 --train $DATA/unlabeled.txt \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-one-layer
-# layers-0-5
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-5
-# layers-1-5
-python ckd.py --objective kd --teacher $T --student-layers 1,5 --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-5
-# layers-2-5
-python ckd.py --objective kd --teacher $T --student-layers 2,5 --train $FIRST20K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-2-5
+python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $DATA/unlabeled.txt \
+    --eval-steps 500 --seed 0 --output runs/KD-one-layer
 # layers-0-5-50k: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/layers-0-5-50k-$SEED
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --seed $SEED \
+    --output runs/layers-0-5-50k-$SEED
 # layer-5-50k: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/layer-5-50k-$SEED
-# KD-three-epochs
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $DATA/unlabeled.txt \
-    --senteval $DATA/senteval --epochs 3 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 500 --group-by-length --seed 0 --output runs/KD-three-epochs
-# layers-0-3-5-50k
-python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-3-5-50k
+python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K --seed $SEED \
+    --output runs/layer-5-50k-$SEED
 # layers-1-4-5-50k
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-4-5-50k
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --seed 0 \
+    --output runs/layers-1-4-5-50k
 # layers-1-4-5-50k: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/layers-1-4-5-50k-$SEED
-# layers-0-3-5
-python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-0-3-5
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
+    --output runs/layers-1-4-5-50k-$SEED
 # layers-1-4-5
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-1-4-5
-# layers-2-4-5
-python ckd.py --objective kd --teacher $T --student-layers 2,4,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/layers-2-4-5
-# own-then-NLI
-python ckd.py --stage finetune --student runs/KD-three-layers --triplets $DATA/nli_triplets.csv \
-    --senteval $DATA/senteval --dropout 0 --finetune-epochs 1 --finetune-lr 5e-5 --eval-steps 10 \
-    --group-by-length --seed 0 --output runs/own-then-NLI
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --seed 0 \
+    --output runs/layers-1-4-5
 # KD-5k
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST5K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/KD-5k
+python ckd.py @runs/own.txt --objective kd --train $FIRST5K --seed 0 --output runs/KD-5k
 # KD-50k
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/KD-50k
+python ckd.py @runs/own.txt --objective kd --train $FIRST50K --seed 0 --output runs/KD-50k
 # KD-50k: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-50k-$SEED
-
-## speed
-# speed-training
-python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --only train
-# speed-three-layers
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-three-layers
-# speed-two-layers
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-two-layers
-# speed-one-layer
-python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
-    --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed 0 --output runs/speed-one-layer
-# retrained-three-layers: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-three-layers-$SEED
-# retrained-two-layers: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-two-layers-$SEED
-# retrained-one-layer: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/retrained-one-layer-$SEED
-# speed-orders
-python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --batch-sizes 64 512 \
-    --only train
-# fp32-two-layers
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --precision fp32 --seed 0 --output runs/fp32-two-layers
-# bf16-two-layers: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST50K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 105 --group-by-length --precision bf16 --seed $SEED \
-    --output runs/bf16-two-layers-$SEED
+python ckd.py @runs/own.txt --objective kd --train $FIRST50K --seed $SEED \
+    --output runs/KD-50k-$SEED
+# minilm-0-1-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 0,1,5 --seed 0 \
+    --output runs/minilm-0-1-5
+# minilm-0-2-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 0,2,5 --seed 0 \
+    --output runs/minilm-0-2-5
+# minilm-0-3-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 0,3,5 --seed 0 \
+    --output runs/minilm-0-3-5
+# minilm-0-4-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 0,4,5 --seed 0 \
+    --output runs/minilm-0-4-5
+# minilm-1-2-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,2,5 --seed 0 \
+    --output runs/minilm-1-2-5
+# minilm-1-3-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,3,5 --seed 0 \
+    --output runs/minilm-1-3-5
+# minilm-1-4-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --seed 0 \
+    --output runs/minilm-1-4-5
+# minilm-2-3-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 2,3,5 --seed 0 \
+    --output runs/minilm-2-3-5
+# minilm-2-4-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 2,4,5 --seed 0 \
+    --output runs/minilm-2-4-5
+# minilm-3-4-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 3,4,5 --seed 0 \
+    --output runs/minilm-3-4-5
+# minilm-0-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 0,5 --seed 0 --output runs/minilm-0-5
+# minilm-1-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,5 --seed 0 --output runs/minilm-1-5
+# minilm-2-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 2,5 --seed 0 --output runs/minilm-2-5
+# minilm-3-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 3,5 --seed 0 --output runs/minilm-3-5
+# minilm-4-5
+python ckd.py @runs/cut.txt --objective kd --student-layers 4,5 --seed 0 --output runs/minilm-4-5
+# mpnet-0-7-11
+python ckd.py @runs/cut-mpnet.txt --objective kd --student-layers 0,7,11 --seed 0 \
+    --output runs/mpnet-0-7-11
+# mpnet-0-10-11
+python ckd.py @runs/cut-mpnet.txt --objective kd --student-layers 0,10,11 --seed 0 \
+    --output runs/mpnet-0-10-11
+# mpnet-3-7-11
+python ckd.py @runs/cut-mpnet.txt --objective kd --student-layers 3,7,11 --seed 0 \
+    --output runs/mpnet-3-7-11
+# mpnet-1-4-11
+python ckd.py @runs/cut-mpnet.txt --objective kd --student-layers 1,4,11 --seed 0 \
+    --output runs/mpnet-1-4-11
+# mpnet-4-9-11
+python ckd.py @runs/cut-mpnet.txt --objective kd --student-layers 4,9,11 --seed 0 \
+    --output runs/mpnet-4-9-11
+# e5-20k
+python -m extras.trim $E --train $DE_EN_300K --tokens 20000 --output runs/e5-20k
+# e5-0-10-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 0,10,11 --seed 0 \
+    --output runs/e5-0-10-11
+# e5-3-9-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 3,9,11 --seed 0 \
+    --output runs/e5-3-9-11
+# e5-4-9-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 4,9,11 --seed 0 \
+    --output runs/e5-4-9-11
+# e5-0-1-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 0,1,11 --seed 0 \
+    --output runs/e5-0-1-11
+# e5-0-4-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 0,4,11 --seed 0 \
+    --output runs/e5-0-4-11
+# e5-0-8-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 0,8,11 --seed 0 \
+    --output runs/e5-0-8-11
+# e5-1-4-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 1,4,11 --seed 0 \
+    --output runs/e5-1-4-11
+# e5-1-3-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 1,3,11 --seed 0 \
+    --output runs/e5-1-3-11
+# e5-9-10-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 9,10,11 --seed 0 \
+    --output runs/e5-9-10-11
+# e5-1-8-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 1,8,11 --seed 0 \
+    --output runs/e5-1-8-11
+# e5-0-7-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 0,7,11 --seed 0 \
+    --output runs/e5-0-7-11
+# e5-3-7-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 3,7,11 --seed 0 \
+    --output runs/e5-3-7-11
+# e5-1-7-11
+python ckd.py @runs/cut-e5.txt --objective kd --student-layers 1,7,11 --seed 0 \
+    --output runs/e5-1-7-11
+# e5-six-0-1-2-9-10-11
+python ckd.py @runs/cut-e5.txt --student-layers 0,1,2,9,10,11 --temperature 0.05 \
+    --queue-size 16384 --seed 0 --output runs/e5-six-0-1-2-9-10-11
+# e5-six-0-1-4-9-10-11
+python ckd.py @runs/cut-e5.txt --student-layers 0,1,4,9,10,11 --temperature 0.05 \
+    --queue-size 16384 --seed 0 --output runs/e5-six-0-1-4-9-10-11
+# e5-six-0-1-4-5-9-11
+python ckd.py @runs/cut-e5.txt --student-layers 0,1,4,5,9,11 --temperature 0.05 --queue-size 16384 \
+    --seed 0 --output runs/e5-six-0-1-4-5-9-11
+# e5-six-0-2-4-7-9-11
+python ckd.py @runs/cut-e5.txt --student-layers 0,2,4,7,9,11 --temperature 0.05 --queue-size 16384 \
+    --seed 0 --output runs/e5-six-0-2-4-7-9-11
+# e5-six-0-4-5-9-10-11
+python ckd.py @runs/cut-e5.txt --student-layers 0,4,5,9,10,11 --temperature 0.05 \
+    --queue-size 16384 --seed 0 --output runs/e5-six-0-4-5-9-10-11
+# e5-six-1-3-5-7-9-11
+python ckd.py @runs/cut-e5.txt --student-layers 1,3,5,7,9,11 --temperature 0.05 --queue-size 16384 \
+    --seed 0 --output runs/e5-six-1-3-5-7-9-11
+# scan-minilm
+python -m extras.layers $T --keep 3 --dev $STSB_DEV
+# scan-mpnet
+python -m extras.layers $M --keep 3 --sample 100 --dev $STSB_DEV
+# scan-e5
+python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
+# scan-e5-six
+python -m extras.layers runs/e5-20k --keep 6 --dev $DE_EN_DEV
 
 ## how-many-megabytes
 # int8-six-layers
@@ -418,377 +432,198 @@ python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 20000 --output run
 # tokens-12k
 python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 12000 --output runs/tokens-12k
 # three-20k
-python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 1,4,5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/three-20k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 1,4,5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/three-20k
 # three-12k
-python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 1,4,5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/three-12k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 1,4,5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/three-12k
 # two-20k
-python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 0,5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/two-20k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 0,5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/two-20k
 # two-12k
-python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 0,5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/two-12k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 0,5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/two-12k
 # one-20k
-python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/one-20k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/one-20k
 # one-12k
-python ckd.py --objective kd --teacher $T --student runs/tokens-12k --student-layers 5 \
-    --train $FIRST50K --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed 0 --output runs/one-12k
-# tokens-17k
-python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 17000 --output runs/tokens-17k
-# one-17k
-python ckd.py --objective kd --teacher $T --student runs/tokens-17k --student-layers 5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
-    --output runs/one-17k
-# two-20k-182k
-python ckd.py --objective kd --teacher $T --student runs/tokens-20k --student-layers 0,5 \
-    --train $DATA/unlabeled.txt --senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 \
-    --lr 4e-4 --max-length 64 --eval-steps 500 --group-by-length --precision bf16 --seed 0 \
-    --output runs/two-20k-182k
+python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 5 \
+    --train $FIRST50K --skip-test --seed 0 --output runs/one-12k
 # dev-six
-python -m extras.quantize $T --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2 --output runs/six
+python -m extras.quantize $T @runs/files-dev.txt --rows 'fp32, ONNX Runtime' int8 '4 bits' \
+    --output runs/six
 # sts-six
-python -m extras.quantize $T --bits 4 --group-size 64 --senteval $DATA/senteval --rows '4 bits' \
-    --rounds 1 --output runs/six
+python -m extras.quantize $T @runs/file-sts.txt --rows '4 bits' --output runs/six
 # dev-three
-python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-two
-python -m extras.quantize runs/layers-0-5-50k-0 --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/layers-0-5-50k-0 @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-one
-python -m extras.quantize runs/layer-5-50k-0 --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/layer-5-50k-0 @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-three-20k
-python -m extras.quantize runs/three-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/three-20k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-two-20k
-python -m extras.quantize runs/two-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/two-20k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-one-20k
-python -m extras.quantize runs/one-20k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/one-20k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-three-12k
-python -m extras.quantize runs/three-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/three-12k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-two-12k
-python -m extras.quantize runs/two-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/two-12k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # dev-one-12k
-python -m extras.quantize runs/one-12k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
-# dev-one-17k
-python -m extras.quantize runs/one-17k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
-# dev-two-20k-182k
-python -m extras.quantize runs/two-20k-182k --bits 4 --group-size 64 --pairs $STSB_DEV \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits' --rounds 2
+python -m extras.quantize runs/one-12k @runs/files-dev.txt \
+    --rows 'fp32, ONNX Runtime' int8 '4 bits'
 # groups-of-32
-python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 32 --pairs $STSB_DEV \
+python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt --group-size 32 \
     --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
 # groups-of-64
-python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --pairs $STSB_DEV \
+python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt \
     --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
 # groups-of-128
-python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 128 --pairs $STSB_DEV \
+python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt --group-size 128 \
     --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
 # sts-three
-python -m extras.quantize runs/layers-1-4-5-50k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/layers-1-4-5-50k @runs/file-sts.txt --rows '4 bits'
 # sts-two
-python -m extras.quantize runs/layers-0-5-50k-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/layers-0-5-50k-0 @runs/file-sts.txt --rows '4 bits'
 # sts-one
-python -m extras.quantize runs/layer-5-50k-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/layer-5-50k-0 @runs/file-sts.txt --rows '4 bits'
 # sts-three-20k
-python -m extras.quantize runs/three-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/three-20k @runs/file-sts.txt --rows '4 bits'
 # sts-two-20k
-python -m extras.quantize runs/two-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/two-20k @runs/file-sts.txt --rows '4 bits'
 # sts-one-20k
-python -m extras.quantize runs/one-20k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/one-20k @runs/file-sts.txt --rows '4 bits'
 # sts-three-12k
-python -m extras.quantize runs/three-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/three-12k @runs/file-sts.txt --rows '4 bits'
 # sts-two-12k
-python -m extras.quantize runs/two-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/two-12k @runs/file-sts.txt --rows '4 bits'
 # sts-one-12k
-python -m extras.quantize runs/one-12k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
-# sts-one-17k
-python -m extras.quantize runs/one-17k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
-# sts-two-20k-182k
-python -m extras.quantize runs/two-20k-182k --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rows '4 bits' --rounds 1
+python -m extras.quantize runs/one-12k @runs/file-sts.txt --rows '4 bits'
 # fp32
 python eval_sts.py runs/layers-1-4-5-50k runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k \
-    runs/two-20k runs/one-20k runs/three-12k runs/two-12k runs/one-12k runs/one-17k \
-    --senteval $DATA/senteval
-# fp32-more
-python eval_sts.py runs/two-20k-182k --senteval $DATA/senteval
+    runs/two-20k runs/one-20k runs/three-12k runs/two-12k runs/one-12k --senteval $DATA/senteval
 # qnli
 python -m extras.eval_retrieval $T runs/layers-1-4-5-50k runs/three-20k \
     --beir $DATA/retrieval/qnli
 # qnli-4-bits
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/layers-1-4-5-50k \
     runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
-    runs/three-12k runs/two-12k runs/one-12k runs/one-17k runs/two-20k-182k \
-    --beir $DATA/retrieval/qnli
-# transfer-fp32
-python -m extras.eval_transfer $T runs/layers-1-4-5-50k runs/three-20k --senteval $DATA/senteval \
-    --tasks CR,TREC,MRPC
-# transfer-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/layers-1-4-5-50k \
-    runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
-    runs/three-12k runs/two-12k runs/one-12k runs/one-17k runs/two-20k-182k \
-    --senteval $DATA/senteval --tasks CR,TREC,MRPC
+    runs/three-12k runs/two-12k runs/one-12k --beir $DATA/retrieval/qnli
 
-## pairs
-# DSE-stsb
-python dse.py --teacher $T --student $T --data $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
-    --teacher-lr 5e-5 --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb
-# DSE-stsb-labels
-python dse.py --student $T --data $DATA/glue --task stsb --alpha 0 --epochs 3 --lr 1e-4 \
-    --eval-steps 180 --group-by-length --seed 0 --output runs/DSE-stsb-labels
-# DSE-mrpc
-python dse.py --teacher $T --student $T --data $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
-    --teacher-lr 5e-5 --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc
-# DSE-mrpc-labels
-python dse.py --student $T --data $DATA/glue --task mrpc --alpha 0 --epochs 3 --lr 1e-4 \
-    --eval-steps 115 --group-by-length --seed 0 --output runs/DSE-mrpc-labels
-# DSE-M-stsb
-python dse.py --teacher $M --student $T --data $DATA/glue --task stsb --epochs 3 --lr 1e-4 \
-    --teacher-lr 3e-5 --eval-steps 180 --group-by-length --precision bf16 --seed 0 \
-    --output runs/DSE-M-stsb
-# DSE-M-mrpc
-python dse.py --teacher $M --student $T --data $DATA/glue --task mrpc --epochs 3 --lr 1e-4 \
-    --teacher-lr 3e-5 --eval-steps 115 --group-by-length --precision bf16 --seed 0 \
-    --output runs/DSE-M-mrpc
+## speed
+# speed-three-layers
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --skip-test \
+    --seed 0 --output runs/speed-three-layers
+# speed-two-layers
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --skip-test \
+    --seed 0 --output runs/speed-two-layers
+# speed-one-layer
+python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K --skip-test \
+    --seed 0 --output runs/speed-one-layer
+# retrained-three-layers: seeds 1, 2
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
+    --output runs/retrained-three-layers-$SEED
+# retrained-two-layers: seeds 1, 2
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --seed $SEED \
+    --output runs/retrained-two-layers-$SEED
+# retrained-one-layer: seeds 1, 2
+python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K --seed $SEED \
+    --output runs/retrained-one-layer-$SEED
+# speed-orders
+python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --batch-sizes 64 512 \
+    --only train
+# bf16-two-layers: seeds 0, 1, 2
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --precision bf16 \
+    --seed $SEED --output runs/bf16-two-layers-$SEED
 
 ## search
-# search-stage-1
-python -m extras.ibkd_dr --stage distill --teacher $T --student-layers 1,3,5 \
-    --beir $DATA/retrieval/qnli --temperature 0.2 --epochs 5 --batch-size 64 --lr 4e-4 \
-    --eval-steps 122 --group-by-length --seed 0 --output runs/search-stage-1
-# search-stage-2
-python -m extras.ibkd_dr --stage finetune --teacher $T --student runs/search-stage-1 \
-    --beir $DATA/retrieval/qnli --finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 \
-    --dropout 0.1 --eval-steps 54 --group-by-length --seed 0 --output runs/search-stage-2
-
-## parts
-# KD-dropout: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --dropout 0.1 \
-    --eval-steps 105 --group-by-length --seed $SEED --output runs/KD-dropout-$SEED
-# IBKD-no-HSIC: seeds 0, 1, 2
-python ibkd.py --stage distill --teacher $T --student-layers 1,3,5 --train $FIRST20K \
-    --temperature 0.2 --beta1 0 --senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4 \
-    --max-length 64 --eval-steps 105 --group-by-length --seed $SEED \
-    --output runs/IBKD-no-HSIC-$SEED
-
-## transfer
-# transfer
-python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 \
-    --senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC
-
-## language
-# en-de
-python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size 16384 \
-    --head identity --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 --lr 5e-4 \
-    --eval-steps 415 --group-by-length --seed 0 --output runs/en-de
-# en-de-test
-python -m extras.compare $T runs/en-de --translations $EN_DE_TEST
-# en-de-before
-python -m extras.compare $T --student-layers 1,3,5 --translations $EN_DE_TEST
-
-## layers
-# minilm-0-1-5
-python ckd.py --objective kd --teacher $T --student-layers 0,1,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-0-1-5
-# minilm-0-2-5
-python ckd.py --objective kd --teacher $T --student-layers 0,2,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-0-2-5
-# minilm-0-3-5
-python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-0-3-5
-# minilm-0-4-5
-python ckd.py --objective kd --teacher $T --student-layers 0,4,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-0-4-5
-# minilm-1-2-5
-python ckd.py --objective kd --teacher $T --student-layers 1,2,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-1-2-5
-# minilm-1-3-5
-python ckd.py --objective kd --teacher $T --student-layers 1,3,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-1-3-5
-# minilm-1-4-5
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-1-4-5
-# minilm-2-3-5
-python ckd.py --objective kd --teacher $T --student-layers 2,3,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-2-3-5
-# minilm-2-4-5
-python ckd.py --objective kd --teacher $T --student-layers 2,4,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-2-4-5
-# minilm-3-4-5
-python ckd.py --objective kd --teacher $T --student-layers 3,4,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-3-4-5
-# minilm-0-5
-python ckd.py --objective kd --teacher $T --student-layers 0,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-0-5
-# minilm-1-5
-python ckd.py --objective kd --teacher $T --student-layers 1,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-1-5
-# minilm-2-5
-python ckd.py --objective kd --teacher $T --student-layers 2,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-2-5
-# minilm-3-5
-python ckd.py --objective kd --teacher $T --student-layers 3,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-3-5
-# minilm-4-5
-python ckd.py --objective kd --teacher $T --student-layers 4,5 --train $FIRST20K --dev $STSB_DEV \
-    --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 --eval-steps 157 --group-by-length \
-    --precision bf16 --seed 0 --output runs/minilm-4-5
-# mpnet-0-7-11
-python ckd.py --objective kd --teacher $M --student-layers 0,7,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-0-7-11
-# mpnet-0-10-11
-python ckd.py --objective kd --teacher $M --student-layers 0,10,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-0-10-11
-# mpnet-3-7-11
-python ckd.py --objective kd --teacher $M --student-layers 3,7,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-3-7-11
-# mpnet-1-4-11
-python ckd.py --objective kd --teacher $M --student-layers 1,4,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-1-4-11
-# mpnet-4-9-11
-python ckd.py --objective kd --teacher $M --student-layers 4,9,11 --train $FIRST10K \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 2e-4 --max-length 64 --eval-steps 157 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mpnet-4-9-11
-# e5-20k
-python -m extras.trim $E --train $DE_EN_300K --tokens 20000 --output runs/e5-20k
-# e5-0-10-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,10,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-10-11
-# e5-3-9-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,9,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-9-11
-# e5-4-9-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 4,9,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-4-9-11
-# e5-0-1-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,1,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-1-11
-# e5-0-4-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,4,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-4-11
-# e5-0-8-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,8,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-8-11
-# e5-1-4-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,4,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-4-11
-# e5-1-3-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,3,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-3-11
-# e5-9-10-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 9,10,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-9-10-11
-# e5-1-8-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,8,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-8-11
-# e5-0-7-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 0,7,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-0-7-11
-# e5-3-7-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 3,7,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-3-7-11
-# e5-1-7-11
-python ckd.py --objective kd --teacher $E --student runs/e5-20k --student-layers 1,7,11 \
-    --train $DE_EN_20K --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 157 --group-by-length --precision bf16 --seed 0 --output runs/e5-1-7-11
-# e5-six-0-1-2-9-10-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,2,9,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-0-1-2-9-10-11
-# e5-six-0-1-4-9-10-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,4,9,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-0-1-4-9-10-11
-# e5-six-0-1-4-5-9-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,1,4,5,9,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-0-1-4-5-9-11
-# e5-six-0-2-4-7-9-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,2,4,7,9,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-0-2-4-7-9-11
-# e5-six-0-4-5-9-10-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 0,4,5,9,10,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-0-4-5-9-10-11
-# e5-six-1-3-5-7-9-11
-python ckd.py --teacher $E --student runs/e5-20k --student-layers 1,3,5,7,9,11 --train $DE_EN_20K \
-    --dev $DE_EN_DEV --epochs 1 --batch-size 64 --lr 4e-4 --temperature 0.05 --queue-size 16384 \
-    --max-length 64 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-six-1-3-5-7-9-11
-# scan-minilm
-python -m extras.layers $T --keep 3 --dev $STSB_DEV
-# scan-mpnet
-python -m extras.layers $M --keep 3 --sample 100 --dev $STSB_DEV
-# scan-e5
-python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
-
-# scan-e5-six
-python -m extras.layers runs/e5-20k --keep 6 --dev $DE_EN_DEV
+# text-general
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --seed 0 \
+    --output runs/text-general
+# text-general: seeds 0, 1, 2
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --seed $SEED \
+    --output runs/text-general-$SEED
+# text-own
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
+    --max-length 128 --seed 0 --output runs/text-own
+# text-own-sentences
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
+    --train runs/own-sentences-20k.txt --max-length 128 --seed 0 --output runs/text-own-sentences
+# text-own-passages
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
+    --train runs/own-passages-20k.txt --max-length 128 --seed 0 --output runs/text-own-passages
+# text-own-all
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-all.txt \
+    --max-length 128 --seed 0 --output runs/text-own-all
+# text-scifact
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/scifact
+# text-qnli
+python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
+    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/qnli
+# text-own-64
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
+    --seed 0 --output runs/text-own-64
+# text-own-256
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
+    --max-length 256 --seed 0 --output runs/text-own-256
+# text-own-no-questions
+python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
+    --train runs/own-no-questions-20k.txt --max-length 128 --seed 0 \
+    --output runs/text-own-no-questions
+# text-scifact-more
+python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    --beir $DATA/retrieval/scifact
+# text-qnli-more
+python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
+    --beir $DATA/retrieval/qnli
+# mix-tokens
+python -m extras.trim $T --train runs/mix.txt --tokens 20000 --output runs/mix-tokens
+# mix-three-large: seeds 0, 1, 2
+python ckd.py @runs/mix.txt --objective kd --student-layers 1,4,5 --seed $SEED \
+    --output runs/mix-three-large-$SEED
+# mix-two-large: seeds 0, 1, 2
+python ckd.py @runs/mix.txt --objective kd --student runs/mix-tokens --student-layers 0,5 \
+    --seed $SEED --output runs/mix-two-large-$SEED
+# mix-one-large: seeds 0, 1, 2
+python ckd.py @runs/mix.txt --objective kd --student runs/mix-tokens --student-layers 5 \
+    --seed $SEED --output runs/mix-one-large-$SEED
+# mix-large-scifact: seeds 0, 1, 2
+python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
+    runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
+# mix-large-qnli-0
+python -m extras.eval_retrieval runs/mix-three-large-0 runs/mix-two-large-0 runs/mix-one-large-0 \
+    --beir $DATA/retrieval/qnli
+# mix-large-sts: seeds 0, 1
+python eval_sts.py runs/mix-three-large-$SEED runs/mix-two-large-$SEED runs/mix-one-large-$SEED \
+    --senteval $DATA/senteval
+# mix-large-sts-4-bits-0
+python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-0 runs/mix-two-large-0 \
+    runs/mix-one-large-0 --senteval $DATA/senteval
+# mix-large-sts-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED --senteval $DATA/senteval
+# mix-large-scifact-4-bits-0
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
+    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/scifact
+# mix-large-scifact-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED --beir $DATA/retrieval/scifact
+# mix-large-qnli-4-bits-0
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
+    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/qnli
+# mix-large-qnli-4-bits: seeds 1, 2
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
+    runs/mix-two-large-$SEED --beir $DATA/retrieval/qnli
 
 ## multilingual
 # e5-plain
@@ -796,173 +631,101 @@ python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
 python results/default_prompt.py runs/e5-20k runs/e5-plain-20k
 # e5-KD-2e-4
-python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 2e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
-    --seed 0 --output runs/e5-KD-2e-4
+python ckd.py @runs/e5.txt --objective kd --lr 2e-4 --seed 0 --output runs/e5-KD-2e-4
 # e5-KD-4e-4
-python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
-    --seed 0 --output runs/e5-KD-4e-4
+python ckd.py @runs/e5.txt --objective kd --seed 0 --output runs/e5-KD-4e-4
 # e5-CKD-0.02-4e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.02 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-CKD-0.02-4e-4
+python ckd.py @runs/e5.txt --temperature 0.02 --queue-size 16384 --seed 0 \
+    --output runs/e5-CKD-0.02-4e-4
 # e5-CKD-0.05-2e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 2e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-2e-4
+python ckd.py @runs/e5.txt --lr 2e-4 --temperature 0.05 --queue-size 16384 --seed 0 \
+    --output runs/e5-CKD-0.05-2e-4
 # e5-CKD-0.05-4e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-CKD-0.05-4e-4
+python ckd.py @runs/e5.txt --temperature 0.05 --queue-size 16384 --seed 0 \
+    --output runs/e5-CKD-0.05-4e-4
 # e5-CKD-0.1-4e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --temperature 0.1 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-CKD-0.1-4e-4
+python ckd.py @runs/e5.txt --temperature 0.1 --queue-size 16384 --seed 0 \
+    --output runs/e5-CKD-0.1-4e-4
 # e5-ConGen-0.02-4e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --teacher-temperature 0.02 --student-temperature 0.02 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.02-4e-4
+python congen.py @runs/e5.txt --teacher-temperature 0.02 --student-temperature 0.02 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.02-4e-4
 # e5-ConGen-0.05-4e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --teacher-temperature 0.05 --student-temperature 0.05 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.05-4e-4
+python congen.py @runs/e5.txt --teacher-temperature 0.05 --student-temperature 0.05 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.05-4e-4
 # e5-ConGen-0.1-4e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.1-4e-4
+python congen.py @runs/e5.txt --teacher-temperature 0.1 --student-temperature 0.1 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.1-4e-4
 # e5-IBKD-0.02-4e-4
-python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 4e-4 --temperature 0.02 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.02-4e-4
+python ibkd.py @runs/e5.txt --stage distill --temperature 0.02 --seed 0 \
+    --output runs/e5-IBKD-0.02-4e-4
 # e5-IBKD-0.05-4e-4
-python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 4e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-4e-4
+python ibkd.py @runs/e5.txt --stage distill --temperature 0.05 --seed 0 \
+    --output runs/e5-IBKD-0.05-4e-4
 # e5-IBKD-0.1-4e-4
-python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 4e-4 --temperature 0.1 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.1-4e-4
+python ibkd.py @runs/e5.txt --stage distill --temperature 0.1 --seed 0 \
+    --output runs/e5-IBKD-0.1-4e-4
 # e5-IBKD-0.05-8e-4
-python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 8e-4 --temperature 0.05 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.05-8e-4
+python ibkd.py @runs/e5.txt --stage distill --lr 8e-4 --temperature 0.05 --seed 0 \
+    --output runs/e5-IBKD-0.05-8e-4
 # e5-KD-16e-4
-python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 16e-4 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed 0 --output runs/e5-KD-16e-4
+python ckd.py @runs/e5.txt --objective kd --lr 16e-4 --seed 0 --output runs/e5-KD-16e-4
 # e5-KD-8e-4: seeds 0, 1, 2
-python ckd.py --objective kd --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 8e-4 --max-length 128 --eval-steps 410 --group-by-length --precision bf16 \
-    --seed $SEED --output runs/e5-KD-8e-4-$SEED
+python ckd.py @runs/e5.txt --objective kd --lr 8e-4 --seed $SEED --output runs/e5-KD-8e-4-$SEED
 # e5-CKD-0.05-8e-4: seeds 0, 1, 2
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
-    --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 410 --group-by-length \
-    --precision bf16 --seed $SEED --output runs/e5-CKD-0.05-8e-4-$SEED
+python ckd.py @runs/e5.txt --lr 8e-4 --temperature 0.05 --queue-size 16384 --seed $SEED \
+    --output runs/e5-CKD-0.05-8e-4-$SEED
 # e5-ConGen-0.2-4e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 4e-4 \
-    --teacher-temperature 0.2 --student-temperature 0.2 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.2-4e-4
+python congen.py @runs/e5.txt --teacher-temperature 0.2 --student-temperature 0.2 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.2-4e-4
 # e5-ConGen-0.1-8e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
-    --teacher-temperature 0.1 --student-temperature 0.1 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.1-8e-4
+python congen.py @runs/e5.txt --lr 8e-4 --teacher-temperature 0.1 --student-temperature 0.1 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.1-8e-4
 # e5-ConGen-0.2-8e-4
-python congen.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 64 --lr 8e-4 \
-    --teacher-temperature 0.2 --student-temperature 0.2 --queue-size 16384 --head identity \
-    --max-length 128 --eval-steps 410 --group-by-length --precision bf16 --seed 0 \
-    --output runs/e5-ConGen-0.2-8e-4
+python congen.py @runs/e5.txt --lr 8e-4 --teacher-temperature 0.2 --student-temperature 0.2 \
+    --queue-size 16384 --head identity --seed 0 --output runs/e5-ConGen-0.2-8e-4
 # e5-IBKD-0.1-8e-4
-python ibkd.py --stage distill --teacher runs/e5-plain --student runs/e5-plain-20k \
-    --student-layers 0,10,11 --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 \
-    --batch-size 64 --lr 8e-4 --temperature 0.1 --max-length 128 --eval-steps 410 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-IBKD-0.1-8e-4
+python ibkd.py @runs/e5.txt --stage distill --lr 8e-4 --temperature 0.1 --seed 0 \
+    --output runs/e5-IBKD-0.1-8e-4
 # e5-losses-sts-de
 python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
     runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
     runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
     runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
-    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 runs/e5-three-300k-one-epoch \
-    --pairs runs/prompted-test-de.tsv
+    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 --pairs runs/prompted-test-de.tsv
 # e5-losses-xquad-de
 python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
     runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
     runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
     runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
     runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
-    runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-de
+    --beir $DATA/german/xquad-de
 # e5-losses-sts-en
 python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
     runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
     runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
     runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
-    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 runs/e5-three-300k-one-epoch \
-    --pairs runs/prompted-test-en.tsv
+    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 --pairs runs/prompted-test-en.tsv
 # e5-losses-xquad-en
 python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
     runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
     runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
     runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
     runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
-    runs/e5-three-300k-one-epoch --beir $DATA/german/xquad-en
-# try-128-8e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 128 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 205 \
-    --group-by-length --precision bf16 --seed 0 --output runs/try-128-8e-4
-# try-256-16e-4
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-50k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 256 \
-    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 103 \
-    --group-by-length --precision bf16 --seed 0 --output runs/try-256-16e-4
-# e5-three-300k-one-epoch
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 1 --batch-size 256 \
-    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 305 \
-    --group-by-length --precision bf16 --seed 0 --output runs/e5-three-300k-one-epoch
+    --beir $DATA/german/xquad-en
 # e5-six-300k: seeds 0, 1, 2
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,1,2,9,10,11 \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 4 --batch-size 256 \
-    --lr 8e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
-    --group-by-length --precision bf16 --seed $SEED --output runs/e5-six-300k-$SEED
+python ckd.py @runs/e5-300k.txt --student-layers 0,1,2,9,10,11 --lr 8e-4 --seed $SEED \
+    --output runs/e5-six-300k-$SEED
 # e5-six-300k-query: seeds 0, 1, 2
 python results/default_prompt.py runs/e5-six-300k-$SEED runs/e5-six-300k-query-$SEED query
 # e5-six-300k-4-bits: seeds 0, 1, 2
-python -m extras.quantize runs/e5-six-300k-query-$SEED --bits 4 --group-size 64 \
+python -m extras.quantize runs/e5-six-300k-query-$SEED @runs/files-dev.txt \
     --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
 # e5-three-300k: seeds 0, 1, 2
-python ckd.py --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11 \
-    --train runs/prompted-300k.txt --dev runs/prompted-dev.tsv --epochs 4 --batch-size 256 \
-    --lr 16e-4 --temperature 0.05 --queue-size 16384 --max-length 128 --eval-steps 610 \
-    --group-by-length --precision bf16 --seed $SEED --output runs/e5-three-300k-$SEED
+python ckd.py @runs/e5-300k.txt --seed $SEED --output runs/e5-three-300k-$SEED
 # e5-three-300k-query: seeds 0, 1, 2
 python results/default_prompt.py runs/e5-three-300k-$SEED runs/e5-three-300k-query-$SEED query
 # e5-three-300k-4-bits: seeds 0, 1, 2
-python -m extras.quantize runs/e5-three-300k-query-$SEED --bits 4 --group-size 64 \
+python -m extras.quantize runs/e5-three-300k-query-$SEED @runs/files-dev.txt \
     --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
 # e5-300k-sts-de: seeds 0, 1, 2
 python eval_sts.py runs/e5-six-300k-query-$SEED runs/e5-three-300k-query-$SEED \
@@ -994,37 +757,21 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-six-30
 # e5-300k-news-4-bits: seeds 0, 1, 2
 python results/onnx_scores.py model_q4.onnx extras.compare runs/e5-six-300k-query-$SEED \
     runs/e5-three-300k-query-$SEED --translations $DATA/german/news.en-de.tsv
-# e5-three-50k
-python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher $E --student runs/e5-20k \
-    --train $DE_EN_50K --dev $DE_EN_DEV --max-length 64 --eval-steps 391 \
-    --output runs/e5-three-50k
-# e5-three-prompts-50k
-python ckd.py --objective kd --student-layers 0,10,11 --epochs 1 --batch-size 64 --lr 4e-4 \
-    --group-by-length --precision bf16 --seed 0 --teacher runs/e5-plain \
-    --student runs/e5-plain-20k --dev runs/prompted-dev.tsv --max-length 128 \
-    --train runs/prompted-50k.txt --eval-steps 410 --output runs/e5-three-prompts-50k
-# e5-three-prompts-50k-query
-python results/default_prompt.py runs/e5-three-prompts-50k runs/e5-three-prompts-50k-query query
 # e5-sts-de
-python eval_sts.py $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    --pairs $DATA/german/stsb-de-test.tsv
+python eval_sts.py $E runs/e5-20k --pairs $DATA/german/stsb-de-test.tsv
 # e5-xquad-de
-python -m extras.eval_retrieval $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    --beir $DATA/german/xquad-de
+python -m extras.eval_retrieval $E runs/e5-20k --beir $DATA/german/xquad-de
 # e5-xquad-de-query
-python -m extras.eval_retrieval $E --beir $DATA/german/xquad-de --passage-prompt "query: "
+python -m extras.eval_retrieval $E --beir $DATA/german/xquad-de --passage-prompt 'query: '
 # e5-sts-en
-python eval_sts.py $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    --pairs $DATA/german/stsb-en-test.tsv
+python eval_sts.py $E runs/e5-20k --pairs $DATA/german/stsb-en-test.tsv
 # e5-xquad-en
-python -m extras.eval_retrieval $E runs/e5-20k runs/e5-three-50k runs/e5-three-prompts-50k-query \
-    --beir $DATA/german/xquad-en
+python -m extras.eval_retrieval $E runs/e5-20k --beir $DATA/german/xquad-en
 # e5-news
 python -m extras.compare $E runs/e5-20k --translations $DATA/german/news.en-de.tsv
 # e5-20k-4-bits
-python -m extras.quantize runs/e5-20k --bits 4 --group-size 64 \
-    --pairs $DATA/german/stsb-de-test.tsv --rounds 1 --rows '4 bits'
+python -m extras.quantize runs/e5-20k @runs/files-dev.txt --pairs $DATA/german/stsb-de-test.tsv \
+    --rounds 1 --rows '4 bits'
 # e5-20k-sts-en-4-bits
 python results/onnx_scores.py model_q4.onnx eval_sts runs/e5-20k \
     --pairs $DATA/german/stsb-en-test.tsv
@@ -1037,240 +784,50 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/e5-20k \
 # e5-20k-news-4-bits
 python results/onnx_scores.py model_q4.onnx extras.compare runs/e5-20k \
     --translations $DATA/german/news.en-de.tsv
-# e5-six-speed
-python -m extras.quantize runs/e5-six-0-1-2-9-10-11 --bits 4 --group-size 64 --pairs $STSB_TEST \
-    --rounds 2 --rows 'fp32, torch' 'fp32, ONNX Runtime' '4 bits'
-# e5-three-speed
-python -m extras.quantize runs/e5-0-10-11 --bits 4 --group-size 64 --pairs $STSB_TEST --rounds 2 \
-    --rows 'fp32, torch' 'fp32, ONNX Runtime' '4 bits'
 
-## own-text
-# text-general
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train $FIRST20K --max-length 64 --output runs/text-general
-# text-own
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-20k.txt --max-length 128 --output runs/text-own
-# text-own-sentences
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences
-# text-own-passages
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages
-# text-own-all
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-all.txt --max-length 128 --output runs/text-own-all
-# text-scifact
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/scifact
-# text-qnli
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/qnli
-# text-xquad
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $DATA/german/xquad-en
-# text-own-64
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64
-# text-own-256
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256
-# text-own-no-questions
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed 0 \
-    --train runs/own-no-questions-20k.txt --max-length 128 --output runs/text-own-no-questions
-# text-scifact-more
-python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/retrieval/scifact
-# text-qnli-more
-python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/retrieval/qnli
-# text-xquad-more
-python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/german/xquad-en
-# agreement-general
-python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
-    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
-    --agreement runs/last2k.txt
-# agreement-scifact
-python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
-    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
-    --agreement runs/scifact-sentences.txt
-# agreement-qnli
-python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
-    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
-    --agreement runs/qnli-passages.txt
-# agreement-xquad
-python -m extras.compare $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all runs/text-own-64 runs/text-own-256 \
-    runs/text-own-no-questions runs/mix-three-0 runs/mix-two runs/mix-one \
-    --agreement runs/xquad-en-passages.txt
-# text-general: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train $FIRST20K --max-length 64 --output runs/text-general-$SEED
-# text-own: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 128 --output runs/text-own-$SEED
-# text-own-64: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 64 --output runs/text-own-64-$SEED
-# text-own-256: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-20k.txt --max-length 256 --output runs/text-own-256-$SEED
-# text-own-no-questions: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-no-questions-20k.txt --max-length 128 \
-    --output runs/text-own-no-questions-$SEED
-# text-own-sentences: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-sentences-20k.txt --max-length 128 --output runs/text-own-sentences-$SEED
-# text-own-passages: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-passages-20k.txt --max-length 128 --output runs/text-own-passages-$SEED
-# text-own-all: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 1 \
-    --batch-size 64 --lr 4e-4 --eval-steps 157 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/own-all.txt --max-length 128 --output runs/text-own-all-$SEED
-# text-qnli: seeds 0, 1, 2
-python -m extras.eval_retrieval $T runs/text-general-$SEED runs/text-own-$SEED \
-    runs/text-own-sentences-$SEED runs/text-own-passages-$SEED runs/text-own-all-$SEED \
-    runs/text-own-64-$SEED runs/text-own-256-$SEED runs/text-own-no-questions-$SEED \
-    --beir $DATA/retrieval/qnli
-# mix-three-0
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/mix.txt \
-    --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 390 \
-    --group-by-length --precision bf16 --seed 0 --output runs/mix-three-0
-# mix-tokens
-python -m extras.trim $T --train runs/mix.txt --tokens 20000 --output runs/mix-tokens
-# mix-two
-python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
-    --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
-    --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-two
-# mix-one
-python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 5 \
-    --train runs/mix.txt --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4 --max-length 128 \
-    --eval-steps 390 --group-by-length --precision bf16 --seed 0 --output runs/mix-one
-# mix-scifact
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
-    --beir $DATA/retrieval/scifact
-# mix-qnli
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
-    --beir $DATA/retrieval/qnli
-# mix-xquad
-python -m extras.eval_retrieval runs/mix-three-0 runs/mix-two runs/mix-one \
-    --beir $DATA/german/xquad-en
-# mix-three-4-bits
-python -m extras.quantize runs/mix-three-0 --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rounds 1 --rows "4 bits"
-# mix-two-4-bits
-python -m extras.quantize runs/mix-two --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rounds 1 --rows "4 bits"
-# mix-one-4-bits
-python -m extras.quantize runs/mix-one --bits 4 --group-size 64 --senteval $DATA/senteval \
-    --rounds 1 --rows "4 bits"
-# mix-scifact-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $DATA/retrieval/scifact
-# mix-qnli-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $DATA/retrieval/qnli
-# mix-xquad-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-0 runs/mix-two \
-    runs/mix-one --beir $DATA/german/xquad-en
-# index-scifact
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/scifact
-# index-qnli
-python results/index.py $T runs/mix-three-0 runs/text-general --beir $DATA/retrieval/qnli
-# mix-three-large: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --epochs 3 \
-    --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length --precision bf16 --seed $SEED \
-    --train runs/mix-large.txt --max-length 128 --output runs/mix-three-large-$SEED
-# mix-two-large: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
-    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length \
-    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
-    --output runs/mix-two-large-$SEED
-# mix-one-large: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 5 \
-    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 975 --group-by-length \
-    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
-    --output runs/mix-one-large-$SEED
-# mix-large-scifact: seeds 0, 1, 2
-python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
-    runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
-# mix-large-qnli: seeds 0, 1, 2
-python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
-    runs/mix-one-large-$SEED --beir $DATA/retrieval/qnli
-# mix-large-xquad: seeds 0, 1, 2
-python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
-    runs/mix-one-large-$SEED --beir $DATA/german/xquad-en
-# mix-two-last: seeds 1, 2
-python ckd.py --objective kd --teacher $T --student runs/mix-tokens --student-layers 0,5 \
-    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --eval-steps 5853 --group-by-length \
-    --precision bf16 --seed $SEED --train runs/mix-large.txt --max-length 128 \
-    --output runs/mix-two-last-$SEED
-# mix-two-last-4-bits: seeds 1, 2
-python -m extras.quantize runs/mix-two-last-$SEED --bits 4 --group-size 64 \
-    --senteval $DATA/senteval --rounds 1 --rows '4 bits'
-# mix-two-last-scifact-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
-    --beir $DATA/retrieval/scifact
-# mix-two-last-qnli-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
-    --beir $DATA/retrieval/qnli
-# mix-two-last-xquad-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-two-last-$SEED \
-    --beir $DATA/german/xquad-en
-# mix-large-sts: seeds 0, 1, 2
-python eval_sts.py runs/mix-three-large-$SEED runs/mix-two-large-$SEED runs/mix-one-large-$SEED \
-    --senteval $DATA/senteval
-# mix-three-large-4-bits: seeds 0, 1, 2
-python -m extras.quantize runs/mix-three-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
-    --rounds 1 --rows '4 bits'
-# mix-two-large-4-bits: seeds 0, 1, 2
-python -m extras.quantize runs/mix-two-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
-    --rounds 1 --rows '4 bits'
-# mix-one-large-4-bits: seeds 0, 1, 2
-python -m extras.quantize runs/mix-one-large-$SEED --bits 4 --group-size 64 --pairs $STSB_TEST \
-    --rounds 1 --rows '4 bits'
-# mix-large-sts-4-bits-0
-python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-0 runs/mix-two-large-0 \
-    runs/mix-one-large-0 --senteval $DATA/senteval
-# mix-large-sts-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --senteval $DATA/senteval
-# mix-large-scifact-4-bits-0
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
-    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/scifact
-# mix-large-scifact-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --beir $DATA/retrieval/scifact
-# mix-large-qnli-4-bits-0
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
-    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/qnli
-# mix-large-qnli-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --beir $DATA/retrieval/qnli
-# mix-large-xquad-4-bits-0
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
-    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/german/xquad-en
-# mix-large-xquad-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --beir $DATA/german/xquad-en
+## pairs
+# DSE-stsb
+python dse.py @runs/dse.txt --teacher $T --task stsb --teacher-lr 5e-5 --eval-steps 180 --seed 0 \
+    --output runs/DSE-stsb
+# DSE-stsb-labels
+python dse.py @runs/dse.txt --task stsb --alpha 0 --eval-steps 180 --seed 0 \
+    --output runs/DSE-stsb-labels
+# DSE-mrpc
+python dse.py @runs/dse.txt --teacher $T --task mrpc --teacher-lr 5e-5 --eval-steps 115 --seed 0 \
+    --output runs/DSE-mrpc
+# DSE-mrpc-labels
+python dse.py @runs/dse.txt --task mrpc --alpha 0 --eval-steps 115 --seed 0 \
+    --output runs/DSE-mrpc-labels
+# DSE-M-stsb
+python dse.py @runs/dse.txt --teacher $M --task stsb --teacher-lr 3e-5 --eval-steps 180 \
+    --precision bf16 --seed 0 --output runs/DSE-M-stsb
+# DSE-M-mrpc
+python dse.py @runs/dse.txt --teacher $M --task mrpc --teacher-lr 3e-5 --eval-steps 115 \
+    --precision bf16 --seed 0 --output runs/DSE-M-mrpc
+
+## small-questions
+# search-stage-1
+python -m extras.ibkd_dr --stage distill --teacher $T --student-layers 1,3,5 \
+    --beir $DATA/retrieval/qnli --temperature 0.2 --epochs 5 --batch-size 64 --lr 4e-4 \
+    --eval-steps 122 --group-by-length --seed 0 --output runs/search-stage-1
+# search-stage-2
+python -m extras.ibkd_dr --stage finetune --teacher $T --student runs/search-stage-1 \
+    --beir $DATA/retrieval/qnli --finetune-batch-size 32 --finetune-epochs 2 --finetune-lr 3e-5 \
+    --dropout 0.1 --eval-steps 54 --group-by-length --seed 0 --output runs/search-stage-2
+# KD-dropout: seeds 0, 1, 2
+python ckd.py @runs/own.txt --objective kd --dropout 0.1 --seed $SEED \
+    --output runs/KD-dropout-$SEED
+# IBKD-no-HSIC: seeds 0, 1, 2
+python ibkd.py @runs/own.txt --stage distill --temperature 0.2 --beta1 0 --seed $SEED \
+    --output runs/IBKD-no-HSIC-$SEED
+# transfer
+python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 \
+    --senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC
+# en-de
+python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size 16384 \
+    --head identity --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 --lr 5e-4 \
+    --eval-steps 415 --group-by-length --seed 0 --output runs/en-de
+# en-de-test
+python -m extras.compare $T runs/en-de --translations $EN_DE_TEST
+# en-de-before
+python -m extras.compare $T --student-layers 1,3,5 --translations $EN_DE_TEST

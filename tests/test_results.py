@@ -1,152 +1,289 @@
-"""The scripts of results/: the recipe of the data, and what no command of the project measures.
+"""The pages of results/: commands and data belong together, and numbers in prose are the data's."""
 
-data_sets.py is given small texts in the formats of its sources and, from ../shared/data, the files
-themselves. Nothing is downloaded.
-"""
-
-import csv
-import json
-import shutil
+import re
+import shlex
 import sys
+from statistics import mean, stdev
 
-import numpy as np
 import pytest
-import torch
-from conftest import ROOT, demo_sentences
-
-import ckd
-import common
-from extras import quantize
+from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "results"))
-import onnx_scores
-import two_teachers
+import make
+import runs
+import teaching
 
-import data_sets
-
-CAPTIONS = ["A dog runs in the snow.", "Two dogs play .", "A man, a plan, a canal.", "A tall man."]
-WIKISPLIT = [
-    "He sang '' Yes '' and he left early .\tHe sang '' Yes '' now . <::::> He then left early .",
-    "It is a town , and it has a mill .\tIt is a small town . <::::> It has a mill .",
-]
-
-
-def test_unlabeled_sentences_are_distinct_long_enough_and_not_evaluated():
-    """Two are the same up to case and the space before a full stop."""
-    assert data_sets.normalized("a man, and") != data_sets.normalized("a man , and")
-    evaluated = {data_sets.normalized("a dog  RUNS in the snow .")}
-    found = data_sets.unlabeled_sentences(CAPTIONS + CAPTIONS, WIKISPLIT, evaluated)
-    wikisplit = [
-        'He sang " Yes " and he left early .',
-        'He sang " Yes " now .',
-        "He then left early .",
-    ]
-    wikisplit += ["It is a town , and it has a mill .", "It is a small town .", "It has a mill ."]
-    expected = ["A man, a plan, a canal.", "Two dogs play .", *wikisplit]
-    assert sorted(found) == sorted(expected) != found
-    assert found == data_sets.unlabeled_sentences(CAPTIONS[::-1], WIKISPLIT[::-1], evaluated)
+PAGES = {path.name: path.read_text("utf-8") for path in ROOT.glob("results/*.md")}
+README = (ROOT / "README.md").read_text("utf-8")
+NOT_KEPT = {"M-aligned", "M-aligned-whole"}  # they write a model and print no scores
+RENAMED = {"--max-steps": "--steps", "--glue": "--data"}
+LATER = {"--group-by-length", "--queue-size", "--lr"}  # defaults of older commits
+GONE = {"--task": "dr", "--teacher": "/teacher"}  # of ibkd.py; of students of labels alone
 
 
-def test_the_recipe_makes_and_states_the_measured_files(shared_data, tmp_path, capsys):
-    """Its sentences, sorted and shuffled again, are themselves; none is an evaluation file's."""
-    data_sets.write(tmp_path, data_sets.from_senteval(shared_data / "senteval"))
-    assert capsys.readouterr().out.count("| yes |") == 7
-    files = {}
-    for name in set(data_sets.MEASURED) - {f"first{n}k.txt" for n in (5, 20, 50)}:
-        if name.startswith("glue/"):  # JSON lines, which shared/data has as GLUE's tables
+def test_each_command_has_its_line_and_each_line_its_command():
+    commands = {run for _, run, *_ in runs.all_runs()}
+    lessons = {teaching.run_name(title, seed) for title in teaching.EXERCISES for seed in (0, 1, 2)}
+    assert commands - NOT_KEPT == set(make.LINES) - lessons
+
+
+def options(command):
+    """{option: its words}; a later one wins."""
+    found = {}
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            words = found[RENAMED.get(word, word)] = []
+        elif found:
+            words.append(word)
+    return found
+
+
+def test_a_training_command_has_the_options_of_its_line():
+    compared = 0
+    for _, run, _, command in runs.all_runs():
+        if run in NOT_KEPT or "--seed" not in command:
             continue
-        files[name] = (shared_data / name).read_text("utf-8").split("\n")[:-1]
-    data_sets.write(tmp_path, files)
-    assert " no |" not in capsys.readouterr().out
-    evaluated = data_sets.evaluation_sentences(shared_data / "senteval")
-    sentences = files["unlabeled.txt"]
-    assert data_sets.unlabeled_sentences(sentences, [], evaluated) == sentences
-    spaceless = {"".join(text.split()) for text in evaluated}
-    near = ["".join(data_sets.normalized(text).split()) in spaceless for text in sentences]
-    assert sum(near) == 1149  # differ in case and spaces only, as in "a man , a plan"
+        now, then = options(command), options(make.LINES[run]["command"])
+        for name in {*now, *then}:
+            if now.get(name) != then.get(name):
+                added = name in LATER and name not in then
+                gone = name not in now and then[name][0].endswith(GONE[name])
+                assert added or gone, (run, name)
+        compared += 1
+    assert compared > 150
 
 
-GLUE = {  # the names of a task's sets and columns in GLUE's tables
-    "mrpc": ("MRPC", "#1 String", "#2 String", "Quality"),
-    "stsb": ("STS-B", "sentence1", "sentence2", "score"),
-}
+def spread(runs_of, key="dev"):
+    return stdev(make.final(run)[key] for run in runs_of)
 
 
-@pytest.mark.parametrize("task", GLUE)
-def test_the_json_lines_of_a_task_have_the_pairs_of_glues_tables(shared_data, task):
-    written = data_sets.from_senteval(shared_data / "senteval")
-    folder, *columns = GLUE[task]
-    for split, name in dict(train="train", validation="dev", test="test").items():
-        rows = [json.loads(line) for line in written[f"glue/{task}/{split}.jsonl"]]
-        with open(
-            shared_data / f"glue/{folder}/{name}.tsv", encoding="utf-8", newline="\n"
-        ) as file:
-            table = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        assert len(table) > 400
-        for row, cells in zip(rows, table, strict=True):
-            first, second, label = [cells[column].strip() for column in columns]
-            assert (row["text1"], row["text2"], row["label"]) == (first, second, float(label))
+def below_best(pattern, layers):
+    found = make.cut_scores(pattern)
+    return max(after for _, after in found.values()) - found[layers][1]
 
 
-def test_xquad_becomes_a_folder_of_sentences():
-    """By hand: the second question's answer begins in the second sentence; "Yes." occurs twice."""
-    first = dict(
-        sentences=["Yes.", "It  is red."],
-        sentence_breaks=[[0, 5], [5, 15]],
-        qas=[
-            dict(id="a", question="Is it?", answers=[dict(answer_start=0)]),
-            dict(id="b", question="Which colour?", answers=[dict(answer_start=12)]),
-        ],
-    )
-    second = dict(
-        sentences=["No.", "Yes."],
-        sentence_breaks=[[0, 4], [4, 8]],
-        qas=[dict(id="c", question="Über?", answers=[dict(answer_start=4)])],
-    )
-    files = data_sets.xquad([dict(paragraphs=[first]), dict(paragraphs=[second])])
-    texts = ["Yes.", "It is red.", "No."]
-    corpus = [f'{{"_id": "p{i}", "title": "", "text": "{text}"}}' for i, text in enumerate(texts)]
-    assert files["corpus.jsonl"] == corpus
-    assert files["queries.jsonl"][2] == '{"_id": "c", "text": "Über?"}'
-    assert files["qrels/test.tsv"] == [
-        "query-id\tcorpus-id\tscore",
-        "a\tp0\t1",
-        "b\tp1\t1",
-        "c\tp0\t1",
+def scan_loss(pattern):
+    """How far the cut that is the best untrained ends below the best."""
+    return below_best(pattern, next(iter(make.cut_scores(pattern))))
+
+
+def average(name, key="avg"):
+    return mean(make.scores(name, key))
+
+
+def four_bits_losses(depth):
+    """What 4 bits cost on search, for each student, corpus and seed."""
+    found = []
+    for title, *values in make.four_bits()[1]:
+        if title.startswith(depth):
+            for fp32, four in zip(values[::2], values[1::2]):
+                found += [a - b for a, b in zip(listed(fp32), listed(four))]
+    return found
+
+
+def listed(value):
+    return value if isinstance(value, list) else [value] if isinstance(value, float) else []
+
+
+def file_losses(names, key, places=(0, 2)):
+    """How much a student's files lose: fp32 - 4 bits, or other places."""
+    files = [make.file_numbers(name) for name in names.split()]
+    return [file[places[0]][key] - file[places[1]][key] for file in files]
+
+
+def tokens_cost(key, place, tokens):
+    files = {
+        name: make.file_numbers(name)[place][key] for name in " ".join(make.FILES.values()).split()
+    }
+    return [files[depth] - files[f"{depth}-{tokens}k"] for depth in make.DEPTHS]
+
+
+def onnx_speeds():
+    """4 bits against fp32 in ONNX Runtime."""
+    names = " ".join(make.FILES.values()).split()
+    found = [make.RUNS[f"dev-{name}"] for name in names]
+    return [
+        row["4 bits"]["sentences/s"] / row["fp32, ONNX Runtime"]["sentences/s"] for row in found
     ]
 
 
-def test_german_sentences_are_drawn_from_both_sources_and_are_no_evaluation_sentences():
-    captions, others = ["Ein Hund .", "Eine Katze.", "Drei."], ["Ja.", "Nein.", "Ja."]
-    found = data_sets.mixed((captions, others), (3, 1), {data_sets.normalized("ein hund.")})
-    assert {"Eine Katze.", "Drei."} < set(found) and len(found) == 3
-    assert set(found) & {"Ja.", "Nein."}
-    assert data_sets.scored_pairs(['"A  b, c",d,5.0']) == ["A b, c\td\t5.0"]
-    assert data_sets.news(["A\u00a0b"], ["c"]) == ["A b\tc"]
+def kept(form, column):
+    """Per cent of the uncut model's score that three layers of E5 keep, or six."""
+    header, rows = make.multilingual()
+    place = header.index(column)
+    of = {(row[0], row[1]): mean(listed(row[place])) for row in rows}
+    students = [f"{make.E5_STUDENTS[depth]}, 20,000" for depth in ("three", "six")]
+    return [100 * of[student, form] / of["12, all", "fp32"] for student in students]
 
 
-def test_two_teachers(models_folder, monkeypatch):
-    """The targets are the weighted mean of both teachers' embeddings."""
-    texts = demo_sentences(5)
-    first, second = [common.load_encoder(models_folder / name) for name in ("mean", "cls")]
-    monkeypatch.setattr(two_teachers, "SECOND", models_folder / "cls", raising=False)
-    monkeypatch.setattr(two_teachers, "WEIGHT", 0.3, raising=False)
-    found = two_teachers.embeddings_of_two(ckd.embed, first, texts)
-    parts = [common.encode(ckd.embed, encoder, texts) for encoder in (first, second)]
-    assert np.allclose(found, 0.7 * parts[0] + 0.3 * parts[1], atol=1e-6)
+def all_files():
+    return " ".join(make.FILES.values())
 
 
-@pytest.mark.slow
-def test_onnx_scores(models_folder, call_main, monkeypatch, tmp_path):
-    """The embeddings are those of the file, not of the folder's weights."""
-    pytest.importorskip("onnxscript")
-    folder = tmp_path / "model"
-    shutil.copytree(models_folder / "mean", folder)
-    call_main(quantize, folder, "--bits", 32)
-    monkeypatch.setattr(onnx_scores, "FILE", "model.onnx", raising=False)
-    encoder = onnx_scores.load_file(folder)
-    expected = common.encode(ckd.embed, encoder, demo_sentences(4))
-    for value in encoder.model.parameters():
-        torch.nn.init.zeros_(value.data)
-    found = common.encode(onnx_scores.embed, encoder, demo_sentences(4))
-    assert np.allclose(found, expected, atol=1e-5)
+def int8_losses():
+    return [row[2] - row[3] for row in make.int8()[1]]
+
+
+SQUARED = ("PKD", "MetaKD", "L2", "Dual-L2", "SKD")
+OWN_50K = "layers-1-4-5-50k"
+MPNET, E5 = [make.CUTS[model, "three"] for model in ("all-mpnet-base-v2", "multilingual-e5-small")]
+
+
+def claims():
+    """{page: {number in prose: what it is}}; a number is compared as it is written."""
+    gain = average("three-own-KD-182k") - average(OWN_50K)
+    dev_loss = average(OWN_50K, "dev") - average("three-own-KD-182k", "dev")
+    three, two = four_bits_losses("three"), four_bits_losses("two")
+    passed = average(OWN_50K) - make.TEACHER["avg"]
+    kd = average("KD", "dev")
+    speed = make.RUNS["speed-orders"]
+    bf16 = [
+        speed[f"{key}, bf16"]["ours"] / speed[f"{key}, fp32"]["ours"]
+        for key in ("random, 64", "random, 512", "grouped, 64")
+    ]
+    hsic = [
+        abs(make.final(f"IBKD-{i}")[key] - make.final(f"IBKD-no-HSIC-{i}")[key])
+        for i in make.SEEDS
+        for key in ("avg", "dev", *make.SETS)
+    ]
+    by_seed = [
+        abs(make.final(f"bf16-two-layers-{i}")[key] - make.final(f"layers-0-5-50k-{i}")[key])
+        for i in make.SEEDS
+        for key in ("avg", "dev")
+    ]
+    texts = {row[0]: row[1] for row in make.own_text()[1]}
+    lengths = [texts[f"the same, {n} tokens"] for n in (64, 256)]
+    half = texts["half SciFact's abstracts, sentences and claims"]
+    query = make.RUNS["e5-xquad-de-query"][make.E5]["MRR@10"]
+    losses = {row[0]: row[1] for row in make.losses()[1]}
+    return {
+        "layers.md": [
+            ("0.18", spread(f"text-general-{i}" for i in make.SEEDS)),
+            ("0.2", max(scan_loss(pattern) for pattern in make.CUTS.values())),
+            ("2.0", below_best(MPNET, make.EVERY_FOURTH)),
+            ("2.7", below_best(E5, make.EVERY_FOURTH)),
+            ("0.2", gain),
+            ("0.1", dev_loss),
+            ("0.8", average("KD-two-layers") - average("layers-0-5-50k")),
+            ("1.2", average("KD-one-layer") - average("layer-5-50k")),
+            ("0.4", passed),
+            ("78.87", make.TEACHER["avg"]),
+            ("86.72", make.TEACHER["dev"]),
+        ],
+        "how-many-megabytes.md": [
+            ("0.30", max(file_losses(all_files(), "avg"))),
+            ("0.6", min(tokens_cost("avg", 0, 20))),
+            ("1.1", max(tokens_cost("avg", 0, 20))),
+            ("1.9", min(tokens_cost("avg", 0, 12))),
+            ("2.7", max(tokens_cost("avg", 0, 12))),
+            ("4.2", min(tokens_cost("QNLI", 2, 12))),
+            ("6.3", max(tokens_cost("QNLI", 2, 12))),
+            ("0.09", max(int8_losses())),
+            ("0.6", min(onnx_speeds())),
+            ("1.4", max(onnx_speeds())),
+        ],
+        "own-teacher.md": [
+            ("0.1", max(abs(average(n, "dev") - kd) for n in SQUARED)),
+            ("0.1", kd - average("ConGen", "dev")),
+            ("0.3", kd - average("CKD", "dev")),
+            ("0.4", kd - average("IBKD", "dev")),
+        ],
+        "larger-teacher.md": [
+            ("78.44", make.final("three-M-KD-3x182k")["avg"]),
+            ("75.90", average("DistilFACE")),
+        ],
+        "search-megabytes.md": [
+            ("0.30", max(file_losses(all_files(), "avg"))),
+            ("0.5", min(three)),
+            ("1.7", max(three)),
+            ("1.4", max(map(abs, two))),
+        ],
+        "search.md": [("0.3", max(abs(value - half) for value in lengths))],
+        "multilingual.md": [
+            ("99.64", make.RUNS["e5-20k"]["after"]["% of tokens kept"]),
+            ("94", kept("4 bits", "STS-B: German")[0]),
+            ("96", kept("4 bits", "XQuAD-R: German")[0]),
+            ("4.6", make.RUNS["e5-xquad-de"][make.E5]["MRR@10"] - query),
+            ("0.4", mean(losses["CKD, 0.05, 8e-4"]) - losses["KD, 16e-4"][0]),
+        ],
+        "speed.md": [
+            ("1.5", speed["random, 64, fp32"]["ratio"]),
+            ("3.4", speed["random, 512, fp32"]["ratio"]),
+            ("1.1", speed["grouped, 64, fp32"]["ratio"]),
+            ("1.4", min(bf16)),
+            ("1.7", max(bf16)),
+            ("0.009", max(by_seed)),
+            ("2.25", speed["random, 64, fp32"]["by padding"]),
+        ],
+        "small-questions.md": [
+            ("0.34", kd - average("KD-dropout", "dev")),
+            ("0.006", max(hsic)),
+            ("83.60", make.final("en-de")["dev"]),
+        ],
+        "README.md": [
+            ("3.5", make.TEACHER["avg"] - average("layer-5-50k")),
+            ("9.8", make.file_numbers("three")[2]["MB"]),
+            ("0.09", max(int8_losses())),
+            ("0.5", min(three)),
+            ("1.7", max(three)),
+            ("7.5", make.RUNS["e5-three-300k-4-bits-0"]["4 bits"]["MB"]),
+            ("94", min(kept("4 bits", column)[0] for column in make.LANGUAGES)),
+            ("0.34", kd - average("KD-dropout", "dev")),
+            ("1.5", speed["random, 64, fp32"]["ratio"]),
+        ],
+    }
+
+
+# Settings, sizes of groups, versions, and what papers and packages state.
+QUOTED = {
+    "own-teacher.md": "0.2 0.1",
+    "larger-teacher.md": "0.05 0.1 80.43 83.05",
+    "search.md": "2.0",
+    "multilingual.md": "0.98 0.99 0.7",
+    "pairs.md": "4.6",
+    "speed.md": "6.2",
+    "small-questions.md": "0.1 0.2 0.6",
+}
+DECIMAL = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w.]*\d)")
+
+
+def prose(text):
+    """A page without code, tables, comments and the targets of links."""
+    text = re.sub(r"```.*?```|<!--.*?-->", " ", text, flags=re.S)
+    return re.sub(r"^\|.*$|\]\([^)]*\)|`[^`]*`", " ", text, flags=re.M)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_number_in_prose_is_in_a_table_or_computed_from_the_data(page):
+    text = PAGES[page]
+    claimed = claims().get(page, [])
+    for number, value in claimed:
+        decimals = len(number.partition(".")[2])
+        assert f"{value:.{decimals}f}" == number, (page, number, value)
+        assert re.search(rf"(?<![\d.]){re.escape(number)}\b", prose(text) + answers(text)), number
+    tables = re.findall(r"<!-- table: \S+ -->(.*?)<!-- end -->", text, re.S)
+    known = set(re.findall(r"\d+\.\d+", "".join(tables))) | {number for number, _ in claimed}
+    known |= set(QUOTED.get(page, "").split())
+    assert set(DECIMAL.findall(prose(text) + answers(text))) <= known, page
+
+
+def test_seeds_differ_as_readme_says():
+    names = [folder.removesuffix("-0") for folder in make.FOLDERS.values()]
+    assert f"{max(stdev(make.scores(name, 'avg')) for name in names):.1f}" == "0.1"
+    assert "differ by about 0.1 on STS" in README
+
+
+def answers(text):
+    """The answers of results/README.md, which are a table's cells."""
+    return " ".join(re.findall(r"^\| \[.*\) \| (.*) \|$", text, re.M))
+
+
+def test_pages_are_short():
+    assert len(README.split()) <= 1000 and README.count("\n") <= 110
+    assert sum(len(text.split()) for text in PAGES.values()) <= 7500
+    for page, text in PAGES.items():
+        assert len(text.split()) <= 700, page
+        for table in re.findall(r"<!-- table: \S+ -->(.*?)<!-- end -->", text, re.S):
+            assert table.count("\n|") - 2 <= 10, page
+    for answer in re.findall(r"^\| \[.*\) \| (.*) \|$", PAGES["README.md"], re.M):
+        assert len(answer.split()) <= 25 and len(re.findall(r"[\d.,]*\d", answer)) <= 2, answer

