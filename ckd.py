@@ -93,7 +93,7 @@ def embed(encoder, input_ids, attention_mask):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
-        pooled = states[torch.arange(len(last)), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -119,14 +119,15 @@ from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_dev
 
 
 def warmup_cosine(step, epoch_steps, total):
-    """Factor of the learning rate: rises for a tenth of an epoch, then falls to 0 as a cosine.
+    """Factor of the learning rate in step 1, 2, ..., total: rises from 0, then falls as a cosine.
 
-    As in the authors' code; the paper has no schedule.
+    As in the authors' code; the paper has no schedule. The rise takes a tenth of an epoch.
     """
-    warmup = max(1, min(epoch_steps // 10, total))
-    if step < warmup:
-        return step / warmup
-    progress = (step - warmup) / max(1, total - warmup)  # 0 to 1
+    warmup = epoch_steps / 10
+    done = step - 1
+    if done < warmup:
+        return done / max(1, warmup)
+    progress = (done - warmup) / max(1, total - warmup)  # 0 to 1
     return (1 + math.cos(math.pi * progress)) / 2
 
 

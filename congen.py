@@ -20,6 +20,7 @@ Departures that change results (docs/congen.md has all of them, next to the auth
   - Without --pairs, words are deleted for the second view; the paper's views are back-translations.
   - The default teacher is pooled at [CLS], as it was trained; the authors' command takes a mean.
   - The sentences that fill the queue at the start are also trained on.
+  - AdamW corrects the bias of its moments; the authors' does not, so its first steps are larger.
   - A student cut to --student-layers trains without dropout.
 
   python congen.py --student bert-base-uncased         the paper's student, with word deletion
@@ -89,7 +90,7 @@ def embed(encoder, input_ids, attention_mask):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
-        pooled = states[torch.arange(len(last)), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -139,15 +140,24 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"(?:[{UNSPACED}]|[^\s{UNSPACED}]+)\s*")
 
 
-def warmup_linear(step, total):
-    """Factor of the learning rate: rises for a tenth of all steps (section 4.1), then falls to 0.
+def make_optimizer(parameters, lr):
+    """AdamW (section 4.1). As in the authors' code, biases and norms do not decay."""
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim == 1]
+    groups = [dict(params=matrices), dict(params=vectors, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=lr, eps=1e-6, weight_decay=0.01, fused=True)
 
-    The linear fall is that of the authors' code.
+
+def warmup_linear(step, total):
+    """Factor of the learning rate in step 1, 2, ..., total: rises from 0, then falls linearly.
+
+    The rise takes a tenth of all steps (section 4.1); the fall is that of the authors' code.
     """
     warmup = math.ceil(total / 10)
-    if step <= warmup:
-        return step / warmup
-    return (total + 1 - step) / (total + 1 - warmup)
+    done = step - 1
+    if done < warmup:
+        return done / warmup
+    return (total - done) / (total - warmup)
 
 
 def delete_words(sentence, random):
@@ -187,7 +197,7 @@ def distill(student, first, second, targets, dev_set, run, args):
     add_head(student, targets.shape[1], args.head)
     student.to(args.device).train()
     parameters = list(student.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
+    optimizer = make_optimizer(parameters, args.lr)
     # The queue starts with K random sentences (section 4.1). The 1 makes this draw differ from
     # every epoch's order: numpy ignores zeros at the end of a seed.
     random = np.random.default_rng([args.seed, 0, 1])
@@ -214,7 +224,8 @@ def distill(student, first, second, targets, dev_set, run, args):
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.lr * warmup_linear(step, total)
-        optimizer.param_groups[0]["lr"] = lr
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:

@@ -19,6 +19,7 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
   - The learning rate is constant; in the authors' code it rises, then falls, for both models.
+  - Adam corrects the bias of its moments; the authors' does not, so its first steps are larger.
   - The teacher is also the best on dev, and all gradients together are clipped at norm 1.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 

@@ -27,7 +27,7 @@ def embed(encoder, input_ids, attention_mask):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
-        pooled = states[torch.arange(len(last)), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)

@@ -117,7 +117,7 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
         pooled = states[:, 0]
     elif encoder.pooling == "lasttoken":
         last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
-        pooled = states[torch.arange(len(last)), last]
+        pooled = states[torch.arange(states.shape[0], device=states.device), last]
     else:
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     s = encoder.heads[:num_dense](pooled).float()  # [N, D]

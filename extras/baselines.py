@@ -201,8 +201,13 @@ def make_optimizer(parameters, args):
     if args.method in DISTILCSE:
         return torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     if args.method in CONGEN:
-        return torch.optim.AdamW(parameters, lr=args.lr, eps=1e-6, weight_decay=0.01, fused=True)
+        return congen.make_optimizer(parameters, args.lr)
     return torch.optim.Adam(parameters, lr=args.lr, fused=True)
+
+
+def set_rate(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
 
 def schedule(method, step, epoch_steps, total):
@@ -256,7 +261,7 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.lr * schedule(args.method, step, batches.per_epoch, total)
-        optimizer.param_groups[0]["lr"] = lr
+        set_rate(optimizer, lr)
         with autocast:
             output = embed_rows(embed_student, student, tokens, rows, args.device)
         embedding, pooled = output.tensor_split([student.dimension], dim=1)  # [N, D], [N, k H]

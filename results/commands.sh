@@ -153,6 +153,11 @@ options mix <<END  # general sentences and corpora
 --lr 4e-4 --max-length 128 --eval-steps 975 --group-by-length --precision bf16
 END
 
+# Training texts with lines of one half of a corpus. The last step is kept, and dev chooses nothing.
+python results/unseen.py lines $DATA/retrieval/scifact $DATA/unlabeled.txt runs/scifact
+python results/unseen.py lines $DATA/retrieval/qnli $DATA/unlabeled.txt runs/qnli
+head -n 150 $STSB_DEV > runs/short-dev.tsv
+
 ## own-teacher
 # KD: seeds 0, 1, 2
 python ckd.py @runs/own.txt --objective kd --seed $SEED --output runs/KD-$SEED
@@ -831,3 +836,29 @@ python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size
 python -m extras.compare $T runs/en-de --translations $EN_DE_TEST
 # en-de-before
 python -m extras.compare $T --student-layers 1,3,5 --translations $EN_DE_TEST
+
+## unseen
+# unseen-general: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-general.txt \
+    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-general-$SEED
+# unseen-scifact-a: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-a.txt \
+    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-scifact-a-$SEED
+# unseen-scifact-b: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-b.txt \
+    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-scifact-b-$SEED
+# unseen-scifact
+python results/unseen.py halves $DATA/retrieval/scifact $T unseen-general unseen-scifact
+# unseen-qnli-a: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/qnli-a.txt \
+    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-qnli-a-$SEED
+# unseen-qnli-b: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/qnli-b.txt \
+    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
+    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-qnli-b-$SEED
+# unseen-qnli
+python results/unseen.py halves $DATA/retrieval/qnli $T unseen-general unseen-qnli

@@ -66,9 +66,7 @@ FILES |= {f"{n},000": f"three-{n}k two-{n}k one-{n}k" for n in (20, 12)}
 GROUPS = [f"{n}, linear layers in {bits} bits" for n in (32, 64, 128) for bits in (4, 8)]
 LANGUAGE = ("model", "English to German", "German to English")
 LANGUAGE_ROWS = ("teacher", "student", "student before")
-STEPS = ("last", "chosen")
 UNSEEN = {"unseen-scifact": "SciFact", "unseen-qnli": "QNLI"}
-UNSEEN["unseen-xquad-de"] = "XQuAD-R, German"
 ANSWERS = ("teacher", "student before", "stage 1", "(the same)", "(stage 1)", "both stages")
 E5_STUDENTS = {"six": "six (0,1,2,9,10,11)", "three": "three (0,10,11)"}
 LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English ")
@@ -365,18 +363,6 @@ def unseen():
     return [*header, "difference"], sorted(rows)
 
 
-def steps():
-    """The last step against the one that STS-B dev chose."""
-    found = RUNS.get("unseen-steps", {})
-    rows = []
-    for name, row in found.items():
-        if name.endswith("last - chosen"):
-            run = name.removesuffix(": last - chosen")
-            both = [found.get(f"{run}: {kind}", {}).get("nDCG@10", "") for kind in STEPS]
-            rows.append([run, *both, interval(row)])
-    return ["nDCG@10 x 100", "last step", "dev's choice", "difference"], rows
-
-
 def e5_scores(model, names):
     """STS-B test, XQuAD-R's MRR@10, news; names: of the runs' tables, {} is the task."""
     found = []
@@ -460,9 +446,8 @@ def full_tables():
         "own-text": own_text(),
         "mix": mix(),
         "pairs": pairs(),
+        "unseen": unseen(),
     }
-    if UNSEEN.keys() & RUNS:  # results/unseen.py
-        tables |= {"unseen": unseen(), "steps": steps()}
     return tables
 
 

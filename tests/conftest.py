@@ -130,7 +130,8 @@ class Adam:
             m += (1 - first) * (gradient / norm - m)
             v += (1 - second) * ((gradient / norm) ** 2 - v)
             scale = (v / (1 - second**self.steps)).sqrt() + self.eps
-            value.data -= lr * (self.decay * value + m / (1 - first**self.steps) / scale)
+            decay = self.decay * (value.ndim > 1)  # biases and norms do not decay
+            value.data -= lr * (decay * value + m / (1 - first**self.steps) / scale)
 
 
 @pytest.fixture(scope="session")

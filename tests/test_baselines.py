@@ -108,7 +108,10 @@ def expected_losses(models_folder, method, rates):
         parameters += of_layers.parameters()
         optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
     elif method in ("l2", "dual-l2", "skd"):
-        optimizer = torch.optim.AdamW(parameters, eps=1e-6, weight_decay=0.01)
+        vectors = [value for value in parameters if value.ndim == 1]  # they do not decay
+        matrices = [value for value in parameters if value.ndim == 2]
+        groups = [dict(params=matrices), dict(params=vectors, weight_decay=0)]
+        optimizer = torch.optim.AdamW(groups, eps=1e-6, weight_decay=0.01)
     else:
         optimizer = torch.optim.Adam(parameters)
     values = []
@@ -144,7 +147,8 @@ def expected_losses(models_folder, method, rates):
         loss.backward()
         if method not in ("pkd", "metakd"):
             nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.param_groups[0]["lr"] = LR * rates[step]
+        for group in optimizer.param_groups:
+            group["lr"] = LR * rates[step]
         optimizer.step()
         values.append(loss.item())
     return values
@@ -163,7 +167,11 @@ def options(models_folder, files):
 def test_four_steps_are_those_of_the_paper(
     call_main, options, monkeypatch, models_folder, files, tmp_path, method
 ):
-    rates = [1, 0.75, 0.25, 0] if method in ("pkd", "metakd") else [1, 0.75, 0.5, 0.25]
+    rates = [1, 0.75, 0.5, 0.25]
+    if method in ("l2", "dual-l2", "skd"):  # warm-up of one step
+        rates = [0, 1, 2 / 3, 1 / 3]
+    elif method in ("pkd", "metakd"):  # warm-up of 0.4 steps
+        rates = [0, *[(1 + math.cos(math.pi * (step - 0.4) / 3.6)) / 2 for step in (1, 2, 3)]]
     expected = expected_losses(models_folder, method, rates)
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     out = tmp_path / "out"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import Adam, demo_sentences, demo_triplets, infonce, losses, random_rows
 from processes import small_options
 from torch.autograd import gradcheck
@@ -95,14 +96,16 @@ def test_pooling_equals_loops_and_padding_never_counts(script, pooling):
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine():
-    """Steps of 3 epochs of 40: 4 up, then half a cosine down."""
+    """As in transformers, from rate 0; a tenth of an epoch may end between two steps."""
+    sgd = torch.optim.SGD([torch.zeros(1)], 1)
+    for epoch_steps, total in ((40, 120), (8, 16), (22, 44), (1000, 7)):
+        rates = [ckd.warmup_cosine(step, epoch_steps, total) for step in range(1, total + 1)]
+        schedule = transformers.get_cosine_schedule_with_warmup(sgd, epoch_steps / 10, total)
+        assert rates == pytest.approx([schedule.lr_lambdas[0](step) for step in range(total)])
     rates = [ckd.warmup_cosine(step, 40, 120) for step in range(1, 121)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[61] == pytest.approx(0.5)
-    assert rates[-1] == pytest.approx(0, abs=1e-9)
-    assert all(a > b for a, b in zip(rates[3:], rates[4:]))
-    for total in (1, 7, 99):  # also below a tenth of an epoch, the rate reaches its peak
-        assert max(ckd.warmup_cosine(step, 1000, total) for step in range(1, total + 1)) == 1
+    assert rates[:5] == [0, 0.25, 0.5, 0.75, 1.0]
+    assert rates[62] == pytest.approx(0.5)
+    assert all(a > b for a, b in zip(rates[4:], rates[5:]))
 
 
 # ---- options
@@ -194,7 +197,9 @@ def test_steps_of_stage_1_by_hand(
         keys = torch.stack([targets[i] for i in picked] + past)
         expected = infonce(projected.tolist(), keys.tolist(), log_tau.exp().item())
         assert found["distill", step] == pytest.approx(expected, abs=2e-5)
-        rate = (1 + math.cos(math.pi * (step - 1) / (total - 1))) / 2  # warm-up of one step
+        warmup = epoch_steps / 10  # less than a step, after which the cosine begins
+        progress = (step - 1 - warmup) / (total - warmup)
+        rate = 0 if step == 1 else (1 + math.cos(math.pi * progress)) / 2
         adam.step(infonce_of(projected, keys, log_tau.exp()), 1e-3 * rate)
         bank += reversed([targets[i] for i in picked])
 
@@ -216,4 +221,5 @@ def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, mon
         keys = torch.cat([positive, negative])
         expected = infonce(anchor.tolist(), keys.tolist(), 0.02)
         assert losses(tmp_path / "out")["finetune", step] == pytest.approx(expected, rel=1e-4)
-        adam.step(infonce_of(anchor, keys, 0.02), 1e-3 * (1, 0.5, 0)[step - 1])
+        rate = (0, (1 + math.cos(0.2 * math.pi)) / 2, (1 + math.cos(0.6 * math.pi)) / 2)[step - 1]
+        adam.step(infonce_of(anchor, keys, 0.02), 1e-3 * rate)  # warm-up of half a step

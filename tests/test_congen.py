@@ -79,10 +79,13 @@ def test_scripts_without_spaces_lose_characters(sentence):
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_then_falls_to_zero():
+    """As in transformers: the first step has rate 0, and so would the step after the last."""
     shares = [congen.warmup_linear(step, 95) for step in range(1, 96)]
-    assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])
-    assert shares[9:] == pytest.approx([i / 86 for i in range(86, 0, -1)])
-    assert [congen.warmup_linear(1, 1), congen.warmup_linear(7, 70)] == [1, 1]
+    assert shares[:10] == pytest.approx([i / 10 for i in range(10)])
+    assert shares[10:] == pytest.approx([i / 85 for i in range(85, 0, -1)])
+    sgd = torch.optim.SGD([torch.zeros(1)], 1)
+    lambdas = transformers.get_linear_schedule_with_warmup(sgd, 10, 95).lr_lambdas
+    assert shares == pytest.approx([lambdas[0](step) for step in range(95)])
 
 
 def test_defaults_are_the_papers_for_bert_base(parse):
@@ -153,7 +156,7 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
         kept = [[word for word in text.split() if coin.random() >= 0.1] for text in first]
         second = [" ".join(words) for words in kept]
         loss = 0.3 * loss_of(first, p_ref, keys) + 0.7 * loss_of(second, p_ref, keys)
-        lr = 0.03 * (0.5, 1, 10 / 11)[step - 1]  # of 12 steps, 2 of warm-up
+        lr = 0.03 * (0, 0.5, 1)[step - 1]  # of 12 steps, 2 of warm-up
         assert logged[step]["loss"] == pytest.approx(loss.item(), rel=1e-5)
         assert logged[step]["lr"] == pytest.approx(lr)
         adam.step(loss, lr)

@@ -71,7 +71,10 @@ def accept(parse, command):
         command = re.sub(wrapper, script, command)
     found = PROGRAM.match(command)
     words = shlex.split(command[found.end() :])
-    return parse(importlib.import_module(found[1] or found[2]), *words)
+    name = found[1] or found[2]
+    if (ROOT / name.replace(".", "/")).is_dir():  # a package, extras.authors
+        name += ".__main__"
+    return parse(importlib.import_module(name), *words)
 
 
 @pytest.mark.parametrize("place, command", commands(), ids=lambda value: value[-60:])
@@ -83,6 +86,8 @@ def test_the_command_of_each_run_is_accepted_and_has_batches_of_similar_length(p
     every = [command for *_, command in runs.all_runs()]
     assert len(every) > 60 and len(commands()) > 120
     for command in every:
+        if command.startswith("python results/unseen.py"):  # it has no options
+            continue
         words = ["python", *runs.expand(command, "data")[1:]]
         args = accept(parse, shlex.join(words))
         assert getattr(args, "group_by_length", True), command

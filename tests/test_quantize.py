@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -43,6 +44,9 @@ ENCODERS = [  # folder, pooling, its width
     ("bert", "lasttoken", 32),
     ("distilbert", "concat_last4", 128),
 ]
+# Without these instructions, sums of int8 products saturate on x86 (docs/engineering.md), so that
+# vectors of a small random model are far from those in fp32.
+HAS_VNNI = "vnni" in Path("/proc/cpuinfo").read_text()
 
 
 def add_head(encoder, width):
@@ -82,21 +86,25 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before | {int8}
 
     lines = [line.split("|")[1:-1] for line in printed.splitlines()]
-    columns = ["model", "M parameters", "MB", "Spearman", "sentences/s"]
+    columns = ["model", "M parameters", "MB", "Spearman", "same in batches", "sentences/s"]
     assert [cell.strip() for cell in lines[0]] == columns
     rows = [[float(cell) for cell in line[2:]] for line in lines[2:]]
     torch_row, torch_linear, fp32, linear, small, four, mixed = rows
     sets = {"": common.read_scored_pairs(files / "dev.tsv")}
     score = common.spearman(embed, encoder, sets)[""]
     assert (torch_row[1], fp32[1]) == pytest.approx((score, score), abs=0.02)
-    assert small[1] == pytest.approx(score, abs=3)
+    if HAS_VNNI:
+        assert small[1] == pytest.approx(score, abs=3)
     assert small[0] < linear[0] < fp32[0] and four[0] < mixed[0] < fp32[0]
     assert torch_linear[0] < torch_row[0]
+    # In 8 bits, a vector depends on the other texts of its batch.
+    assert [row[2] > 99.99 for row in rows] == [True, False, True, False, False, True, True]
     for tensor in onnx.load(int8).graph.initializer:  # every matrix of the encoder
         if len(tensor.dims) == 2 and min(tensor.dims) > 1:
             assert tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8), tensor.name
 
-    assert least_cosine(encoder, tmp_path, "model_int8.onnx") > 0.98
+    least = least_cosine(encoder, tmp_path, "model_int8.onnx")
+    assert not HAS_VNNI or least > 0.98
 
 
 def least_cosine(encoder, folder, file):
@@ -182,7 +190,10 @@ def test_a_table_has_the_parameters_each_set_and_their_average(models_folder, fi
     pairs = common.read_scored_pairs(files / "dev.tsv")
     sets = {"STS12": pairs[:40], "STS-B": pairs[20:]}
     (row,) = quantize.measure(encoder, {"a": (1.5, partial(embed, encoder))}, sets, 1).values()
-    assert list(row) == ["M parameters", "MB", "STS12", "STS-B", "avg", "sentences/s"]
+    assert list(row) == [
+        *("M parameters", "MB", "STS12", "STS-B", "avg"),
+        *("same in batches", "sentences/s"),
+    ]
     assert row["M parameters"] * 1e6 == sum(x.numel() for x in encoder.parameters())
     scores = common.spearman(embed, encoder, sets)
     assert {name: row[name] for name in scores} == pytest.approx(scores)

@@ -1,0 +1,1 @@
+"""The authors' own training programs and our scripts, compared step by step: docs/authors.md."""

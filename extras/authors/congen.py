@@ -1,0 +1,210 @@
+"""ConGen: KornWtp/ConGen's main.py, with its own copy of sentence-transformers, and congen.py.
+
+The set-up, which both runs share: two layers of all-MiniLM-L6-v2 teach one of its layers, a third
+as wide, on two columns of demo/triplets.csv. Rows are drawn in our order, the dense layer starts
+with our weights, and nothing is dropped out. Without a GPU, the authors' fp16 is off.
+"""
+
+import csv
+import itertools
+import os
+import runpy
+import sys
+from functools import partial
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+
+from extras.authors.dse import write_small_encoder
+from extras.authors.harness import ROOT, Program, demo_lines, run_ours, write_encoder
+
+REPOSITORY = "KornWtp/ConGen"
+COMMIT = "82ffe36419f583e23997d86397e45e131db23b96"
+LIBRARIES = (
+    "torch==2.13.0 numpy==1.26.4 transformers==4.28.1 huggingface-hub==0.25.2 "
+    "scipy scikit-learn nltk sentencepiece pillow safetensors"
+)
+ALONE = "sentence-transformers==2.2.2"  # its dependencies would bring another torch
+
+PAIRS = 600  # of which QUEUE_SIZE fill the queue; 15 steps an epoch
+EPOCHS = 3
+BATCH_SIZE = 32
+LEARNING_RATE = 5e-4
+QUEUE_SIZE = 120
+TEACHER_TEMPERATURE = 0.05
+STUDENT_TEMPERATURE = 0.07
+QUEUE_SEED = 16349  # a constant of the authors' program, which draws the queue's sentences with it
+
+
+def prepare(work):
+    """Write teacher, student, the start of the dense layer, pairs of sentences and the dev set."""
+    torch.manual_seed(0)  # as congen.distill() seeds the dense layer, with --seed 0
+    torch.save(nn.Linear(128, 384).state_dict(), work / "dense.pt")
+    with open(ROOT / "demo" / "triplets.csv", encoding="utf-8") as file:
+        pairs = ["\t".join(row[:2]) for row in csv.reader(file)][1 : 1 + PAIRS]
+    write_encoder(work / "teacher", "2,5")
+    write_small_encoder(work / "student", "1", pairs + demo_lines("dev.tsv"))
+    drawn = np.random.RandomState(QUEUE_SEED).permutation(len(pairs))[:QUEUE_SIZE]
+    in_queue = np.isin(np.arange(len(pairs)), drawn)
+    write_lines(work / "pairs.tsv", pairs)
+    write_lines(work / "trained.tsv", np.array(pairs)[~in_queue])
+    write_lines(work / "queue.txt", [pair.split("\t")[0] for pair in np.array(pairs)[in_queue]])
+    dev = demo_lines("dev.tsv", 100)
+    write_lines(work / "dev.tsv", dev)
+    # The columns of STS-B: split, genre, file, year, number, score, two sentences.
+    columns = partial(str.split, sep="\t")
+    rows = [
+        ["dev", "", "", "", "", score, first, second] for first, second, score in map(columns, dev)
+    ]
+    write_lines(work / "stsb.tsv", map("\t".join, rows))
+
+
+def write_lines(path, lines):
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def our_order():
+    """What replaces RandomSampler.__iter__: in each epoch, the order of common.Batches."""
+    epochs = itertools.count()
+
+    def draw(sampler):
+        random = np.random.default_rng([0, next(epochs)])
+        return iter(random.permutation(len(sampler.data_source)).tolist())
+
+    return draw
+
+
+def renamed(weights, names):
+    """Weights under our names. names: {their prefix: ours}; what has none of them is left out."""
+    found = {}
+    for name, value in weights.items():
+        for prefix, our_prefix in names.items():
+            # The numbers of positions are a constant, and no weight.
+            if name.startswith(prefix) and not name.endswith("position_ids"):
+                found[our_prefix + name.removeprefix(prefix)] = value
+    return found
+
+
+def theirs(checkout, work):
+    """Run main.py with its command line. It needs no change; the patches are the set-up."""
+    import sentence_transformers.models
+
+    # A constant for downloads, which today's huggingface-hub has elsewhere.
+    hub = SimpleNamespace(REPO_ID_SEPARATOR="--")
+    sys.modules["huggingface_hub.snapshot_download"] = hub
+    sys.path.insert(0, str(checkout))
+    from sentence_transformers_congen.losses.ConGenLoss import ConGenLoss
+
+    losses = []
+    forward = ConGenLoss.forward
+
+    def keep_loss(model, *features):
+        loss = forward(model, *features)
+        losses.append(float(loss))
+        return loss
+
+    start = torch.load(work / "dense.pt", weights_only=True)
+    dense = partial(
+        sentence_transformers.models.Dense, init_weight=start["weight"], init_bias=start["bias"]
+    )
+    words = f"""main.py --model_save_path theirs --train_data_path pairs.tsv
+        --dev_data_path stsb.tsv --teacher_model_name_or_path teacher
+        --student_model_name_or_path student --train_batch_size {BATCH_SIZE} --num_epochs {EPOCHS}
+        --learning_rate {LEARNING_RATE} --student_temp {STUDENT_TEMPERATURE}
+        --teacher_temp {TEACHER_TEMPERATURE} --queue_size {QUEUE_SIZE}"""
+    (work / "data").mkdir(exist_ok=True)  # for the teacher's embeddings
+    os.chdir(work)
+    with (
+        mock.patch("sys.argv", words.split()),
+        mock.patch.object(ConGenLoss, "forward", keep_loss),
+        mock.patch("sentence_transformers.models.Dense", dense),
+        mock.patch("torch.utils.data.RandomSampler.__iter__", our_order()),
+    ):
+        student = runpy.run_path(str(checkout / "main.py"), run_name="__main__")["student_model"]
+    names = {"0.auto_model.": "model.", "2.linear.": "heads.0.0."}
+    weights = renamed(student.state_dict(), names)
+    with open(work / "theirs/eval/similarity_evaluation_sts-dev_results.csv") as file:
+        *_, last = csv.DictReader(file)
+    return dict(losses=losses, weights=weights, dev=100 * float(last["cosine_spearman"]))
+
+
+class AdamW(torch.optim.AdamW):
+    """The authors': that of transformers, without a correction of the moments' bias."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(p, group)
+
+    def update(self, p, group):
+        if p not in self.state:
+            self.state[p] = dict(m=torch.zeros_like(p), v=torch.zeros_like(p))
+        m, v = self.state[p]["m"], self.state[p]["v"]
+        m.lerp_(p.grad, 0.1)
+        v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+        p.addcdiv_(m, v.sqrt() + group["eps"], value=-group["lr"])
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+
+
+class Queue:
+    """Replaces congen.enqueue(), and calls it.
+
+    start [K, D]: the first entries of the queue, the newest first, or None.
+    """
+
+    def __init__(self, start, undone):
+        import congen
+
+        self.start = start
+        self.undone = undone
+        self.enqueue = congen.enqueue
+
+    def __call__(self, queue, embeddings, size):
+        queue = queue if self.start is None else self.start
+        self.start = None
+        if "order in the queue" in self.undone:
+            embeddings = embeddings.flip(0)
+        if "keys in a step" in self.undone:
+            return self.enqueue(queue[:QUEUE_SIZE], embeddings, QUEUE_SIZE + len(embeddings))
+        return self.enqueue(queue, embeddings, size)
+
+
+def ours(work, undone):
+    """Run congen.py with these departures undone."""
+    import common
+    import congen
+
+    start = None
+    if "queue at the start" in undone:
+        teacher = common.load_encoder(work / "teacher")
+        texts = common.read_sentences(work / "queue.txt")
+        start = torch.tensor(common.encode(congen.embed, teacher, texts)).flip(0)
+    replaced = {"congen.enqueue": Queue(start, undone)}
+    if "correction of the moments" in undone:
+        replaced["torch.optim.AdamW"] = AdamW
+    options = f"""--teacher {work}/teacher --student {work}/student --pairs {work}/trained.tsv
+        --dev {work}/dev.tsv --epochs {EPOCHS} --batch-size {BATCH_SIZE} --lr {LEARNING_RATE}
+        --teacher-temperature {TEACHER_TEMPERATURE} --student-temperature {STUDENT_TEMPERATURE}
+        --queue-size {QUEUE_SIZE} --eval-steps 1000"""
+    return run_ours("congen", work, options.split(), replaced)
+
+
+PROGRAMS = {
+    "congen": Program(
+        title="main.py",
+        prepare=prepare,
+        theirs=theirs,
+        ours=ours,
+        departures={
+            "correction of the moments": "AdamW without it; ours with it",
+            "queue at the start": "sentences that are not trained on; ours are trained on, too",
+            "keys in a step": "K + N, the oldest leave after the loss; ours are K",
+            "order in the queue": "a batch's first row leaves first; ours leaves last",
+        },
+    )
+}

@@ -1,0 +1,168 @@
+"""What the modules of extras.authors share: the start, the run of theirs, the run of ours.
+
+The authors' program runs in another interpreter, with the libraries of its time. This file is
+imported there, too: what needs our own libraries is imported inside functions.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Program(NamedTuple):
+    """A training program of the authors, and the run of our script that must equal it.
+
+    An outcome is dict(losses=[one per step], weights={our name: tensor}, dev=100 x Spearman or
+    None), at full precision, of the end of the run.
+    """
+
+    title: str  # the authors' file
+    prepare: Callable  # (work): write what both runs read, into this folder
+    theirs: Callable  # (checkout, work) -> outcome; runs in the authors' environment
+    ours: Callable  # (work, undone) -> outcome; undone: the set of departures that are undone
+    departures: dict  # {name: what theirs does; what ours does}
+
+
+# ---- The start, in our environment ---------------------------------------------------------------
+
+
+def demo_lines(name, count=None):
+    """The first lines of a file in demo/ -> list of str."""
+    return (ROOT / "demo" / name).read_text("utf-8").splitlines()[:count]
+
+
+def write_encoder(folder, layers=None):
+    """all-MiniLM-L6-v2 without dropout, or only its layers "1,3,5", as a plain folder.
+
+    The tokenizer's files are the original ones, since older libraries must read them.
+    """
+    import transformers
+
+    import common
+
+    source = common.resolve_model(common.MINILM)
+    model = transformers.AutoModel.from_pretrained(source, dtype=torch.float32)
+    model.config.hidden_dropout_prob = 0.0
+    model.config.attention_probs_dropout_prob = 0.0
+    if layers:
+        common.keep_layers(model, layers)
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(source / file, folder)
+
+
+# ---- Their run -----------------------------------------------------------------------------------
+
+
+class StandIn:
+    """A module or class of which some names are replaced, for one file of the authors or ours."""
+
+    def __init__(self, original, **replaced):
+        self.__dict__.update(replaced)
+        self.__dict__["original"] = original
+
+    def __getattr__(self, name):
+        return getattr(self.original, name)
+
+
+def load(path, **modules):
+    """Import a file of the authors. modules: what it gets when it imports these names."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    spec = importlib.util.spec_from_file_location(f"theirs_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules.update(before)
+    return module
+
+
+def run_theirs(python, module, name, checkout, work):
+    """Run the authors' program with this interpreter -> its outcome. Raises UserError."""
+    from common import UserError
+
+    words = [python, "-m", "extras.authors.harness", module, name, checkout.resolve(), work]
+    environment = os.environ | dict(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    with open(work / "theirs.log", "w") as log:
+        streams = dict(stdout=log, stderr=subprocess.STDOUT)
+        done = subprocess.run([*map(str, words)], cwd=work, env=environment, **streams)
+    if done.returncode:
+        *_, last = (work / "theirs.log").read_text().splitlines() or [""]
+        raise UserError(f"the authors' program failed: {last}; --work FOLDER keeps its log")
+    return torch.load(work / "theirs.pt", weights_only=True)
+
+
+# ---- Our run -------------------------------------------------------------------------------------
+
+
+def run_ours(script, work, options, replaced, loader="load_untrained_student"):
+    """Run our script through its command line -> its outcome, with every loss that it logs.
+
+    replaced {"ckd.warmup_cosine": value}: what else is put in the place of a name. loader: the
+    script's function whose first result is the encoder that the run trains.
+    """
+    import common
+
+    module = importlib.import_module(script)
+    losses, scores, students = [], [], []
+
+    def keep(function, kept, pick):
+        def call(*rest, **options):
+            result = function(*rest, **options)
+            kept.append(pick(result, rest, options))
+            return result
+
+        return call
+
+    log, log_dev, load = common.Run.log, common.Run.log_dev, getattr(module, loader)
+    shutil.rmtree(work / "ours", ignore_errors=True)
+    words = [*options, "--output", work / "ours", "--device", "cpu", "--precision", "fp32"]
+    replaced = {
+        "sys.argv": [f"{script}.py", *map(str, words)],
+        "common.CACHE": work / "cache",
+        "common.Run.log": keep(log, losses, lambda result, rest, values: values["loss"].item()),
+        "common.Run.log_dev": keep(log_dev, scores, lambda result, rest, values: rest[-1]),
+        f"{script}.{loader}": keep(load, students, lambda result, rest, values: result),
+        **replaced,
+    }
+    with contextlib.ExitStack() as stack, open(work / "ours.log", "w") as printed:
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        stack.enter_context(contextlib.redirect_stderr(printed))
+        for target, value in replaced.items():
+            stack.enter_context(mock.patch(target, value))
+        module.main()
+    weights = {key: value.detach().clone() for key, value in students[0].state_dict().items()}
+    return dict(losses=losses, weights=weights, dev=scores[-1])
+
+
+# ---- Comparison ----------------------------------------------------------------------------------
+
+
+def loss_difference(ours, theirs):
+    """Two outcomes -> the largest relative difference of a loss, and its step, from 1."""
+    relative = [abs(a - b) / abs(b) for a, b in zip(ours["losses"], theirs["losses"])]
+    largest = max(relative)
+    return largest, 1 + relative.index(largest)
+
+
+def weight_difference(ours, theirs):
+    """Two outcomes -> the largest difference of a weight that both have."""
+    weights = theirs["weights"]
+    return max(float((ours["weights"][name] - weights[name]).abs().max()) for name in weights)
+
+
+if __name__ == "__main__":  # in the authors' environment
+    module, name, checkout, work = sys.argv[1:]
+    program = importlib.import_module(f"extras.authors.{module}").PROGRAMS[name]
+    torch.save(program.theirs(Path(checkout), Path(work)), Path(work, "theirs.pt"))
