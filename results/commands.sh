@@ -84,6 +84,7 @@ cat scifact-{passages,questions,more}.txt > own-all.txt
 cat first10k.txt own.txt > own-20k.txt
 cat first10k.txt own-sentences.txt > own-sentences-20k.txt
 cat first10k.txt scifact-{passages,some}.txt > own-no-questions-20k.txt
+cat first10k.txt qnli-passages.txt > qnli-16k.txt
 head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
 awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
 head -n 25000 first50k.txt > first25k.txt
@@ -152,11 +153,28 @@ options mix <<END  # general sentences and corpora
 --teacher $T --dev $STSB_DEV --train runs/mix-large.txt --epochs 3 --batch-size 64
 --lr 4e-4 --max-length 128 --eval-steps 975 --group-by-length --precision bf16
 END
+options half <<END  # the last step; dev chooses nothing
+--objective kd --teacher $T --student-layers 1,4,5 --dev runs/short-dev.tsv
+--skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
+--eval-steps 1000 --group-by-length
+END
+options steps <<END  # the step that dev chooses, or the last
+--objective kd --teacher $T --dev $STSB_DEV --skip-test --epochs 1
+--batch-size 64 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
+END
+options half-e5 <<END  # the same of multilingual-e5-small
+--objective kd --teacher runs/e5-plain --student runs/e5-plain-20k
+--student-layers 0,10,11 --dev runs/short-prompted-dev.tsv
+--epochs 1 --batch-size 64 --lr 8e-4 --max-length 64
+--eval-steps 1000 --group-by-length
+END
 
 # Training texts with lines of one half of a corpus. The last step is kept, and dev chooses nothing.
 python results/unseen.py lines $DATA/retrieval/scifact $DATA/unlabeled.txt runs/scifact
 python results/unseen.py lines $DATA/retrieval/qnli $DATA/unlabeled.txt runs/qnli
+python results/unseen.py lines $DATA/german/xquad-de runs/prompted-50k.txt runs/xquad-de 'passage: '
 head -n 150 $STSB_DEV > runs/short-dev.tsv
+head -n 150 runs/prompted-dev.tsv > runs/short-prompted-dev.tsv
 
 ## own-teacher
 # KD: seeds 0, 1, 2
@@ -839,26 +857,57 @@ python -m extras.compare $T --student-layers 1,3,5 --translations $EN_DE_TEST
 
 ## unseen
 # unseen-general: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-general.txt \
-    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-general-$SEED
+python ckd.py @runs/half.txt --train runs/scifact-general.txt --seed $SEED \
+    --output runs/unseen-general-$SEED
 # unseen-scifact-a: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-a.txt \
-    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-scifact-a-$SEED
+python ckd.py @runs/half.txt --train runs/scifact-a.txt --seed $SEED \
+    --output runs/unseen-scifact-a-$SEED
 # unseen-scifact-b: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/scifact-b.txt \
-    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-scifact-b-$SEED
+python ckd.py @runs/half.txt --train runs/scifact-b.txt --seed $SEED \
+    --output runs/unseen-scifact-b-$SEED
 # unseen-scifact
 python results/unseen.py halves $DATA/retrieval/scifact $T unseen-general unseen-scifact
 # unseen-qnli-a: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/qnli-a.txt \
-    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-qnli-a-$SEED
+python ckd.py @runs/half.txt --train runs/qnli-a.txt --seed $SEED --output runs/unseen-qnli-a-$SEED
 # unseen-qnli-b: seeds 0, 1, 2
-python ckd.py --objective kd --teacher $T --student-layers 1,4,5 --train runs/qnli-b.txt \
-    --dev runs/short-dev.tsv --skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64 \
-    --eval-steps 1000 --group-by-length --seed $SEED --output runs/unseen-qnli-b-$SEED
+python ckd.py @runs/half.txt --train runs/qnli-b.txt --seed $SEED --output runs/unseen-qnli-b-$SEED
 # unseen-qnli
 python results/unseen.py halves $DATA/retrieval/qnli $T unseen-general unseen-qnli
+# unseen-xquad-de-general: seeds 0, 1, 2
+python ckd.py @runs/half-e5.txt --train runs/xquad-de-general.txt --seed $SEED \
+    --output runs/unseen-xquad-de-general-$SEED
+# unseen-xquad-de-a: seeds 0, 1, 2
+python ckd.py @runs/half-e5.txt --train runs/xquad-de-a.txt --seed $SEED \
+    --output runs/unseen-xquad-de-a-$SEED
+# unseen-xquad-de-b: seeds 0, 1, 2
+python ckd.py @runs/half-e5.txt --train runs/xquad-de-b.txt --seed $SEED \
+    --output runs/unseen-xquad-de-b-$SEED
+# unseen-xquad-de
+python results/unseen.py halves $DATA/german/xquad-de runs/e5-plain unseen-xquad-de-general \
+    unseen-xquad-de
+# steps-three-dev-scifact: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/own-no-questions-20k.txt \
+    --eval-steps 39 --seed $SEED --output runs/steps-three-dev-scifact-$SEED
+# steps-three-dev-qnli: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/qnli-16k.txt \
+    --eval-steps 39 --seed $SEED --output runs/steps-three-dev-qnli-$SEED
+# steps-three-last-scifact: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/own-no-questions-20k.txt \
+    --eval-steps 1000 --seed $SEED --output runs/steps-three-last-scifact-$SEED
+# steps-three-last-qnli: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/qnli-16k.txt \
+    --eval-steps 1000 --seed $SEED --output runs/steps-three-last-qnli-$SEED
+# steps-two-dev-scifact: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/own-no-questions-20k.txt \
+    --eval-steps 39 --seed $SEED --output runs/steps-two-dev-scifact-$SEED
+# steps-two-dev-qnli: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/qnli-16k.txt \
+    --eval-steps 39 --seed $SEED --output runs/steps-two-dev-qnli-$SEED
+# steps-two-last-scifact: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/own-no-questions-20k.txt \
+    --eval-steps 1000 --seed $SEED --output runs/steps-two-last-scifact-$SEED
+# steps-two-last-qnli: seeds 0, 1, 2
+python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/qnli-16k.txt \
+    --eval-steps 1000 --seed $SEED --output runs/steps-two-last-qnli-$SEED
+# unseen-steps
+python results/unseen.py steps $DATA/retrieval/scifact $DATA/retrieval/qnli

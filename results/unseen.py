@@ -1,14 +1,18 @@
-"""Does a student of one half of a corpus search the other half better, too?
+"""Does a student of one half of a corpus search the other half better, too? And of which step?
 
-  python results/unseen.py lines BEIR GENERAL PREFIX
+  python results/unseen.py lines BEIR GENERAL PREFIX [PROMPT]
   python results/unseen.py halves BEIR TEACHER GENERAL HALVES
+  python results/unseen.py steps BEIR ...
 
 lines: splits the passages into two halves and writes three training texts of as many lines each.
 PREFIX-general.txt has the first lines of the file GENERAL. In PREFIX-a.txt and -b.txt, the second
 half of these are lines of one half of the corpus: its passages, then some of their sentences, and
-then the same again.
+then the same again. PROMPT begins the corpus's lines, for a model with prompts.
 halves: compares the students GENERAL-SEED, HALVES-a-SEED and HALVES-b-SEED. The gain over the
 general student is "seen" where the answers of a query were in the training text, else "unseen".
+steps: compares the step that STS-B dev chooses with the last one. Decided before any was scored:
+README advises the one with the higher nDCG@10, the mean of both corpora and both cuts, if the
+interval of "all" excludes 0; otherwise the pages say that no difference was seen.
 
 Columns: scores x 100, the mean of three seeds; 95 % intervals, by bootstrap over queries.
 """
@@ -32,6 +36,7 @@ BLOCK = 100  # passages, as they follow in the file: an article of XQuAD-R is mo
 LINES = 3100  # of one half, which has at most as many passages; and as many general ones
 TOKENS = 64  # of a text in the index, as in training: a "seen" passage is seen in full
 SEEDS = (0, 1, 2)
+CUTS = ("three", "two")  # layers
 SAMPLES = 10_000  # of the bootstrap
 SCORES = ("nDCG@10", "MRR@10")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")  # as in commands.sh
@@ -53,7 +58,7 @@ def halves_of(count):
     return half
 
 
-def write_lines(beir, general, prefix):
+def write_lines(beir, general, prefix, prompt=""):
     corpus = [" ".join(text.split()) for _, text in read_texts(beir, "corpus.jsonl")]
     general = Path(general).read_text("utf-8").splitlines()[: 2 * LINES]
     parts = []  # the lines of each half
@@ -65,7 +70,7 @@ def write_lines(beir, general, prefix):
     both = set(parts[0]).intersection(parts[1])
     files = {"general": general}
     for name, lines in zip("ab", parts):
-        own = [line for line in lines if line not in both]
+        own = [prompt + line for line in lines if line not in both]
         files[name] = general[:LINES] + list(islice(cycle(own), LINES))
     for name, lines in files.items():
         Path(f"{prefix}-{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
@@ -88,11 +93,6 @@ def query_scores(model, beir):
     return np.array(json.loads(kept.read_text()))
 
 
-def of_seeds(run, beir):
-    """-> array [3 seeds, queries, SCORES]"""
-    return np.array([query_scores(f"runs/{run}-{seed}", beir) for seed in SEEDS])
-
-
 def with_interval(statistic, *corpora):
     """A row of the table. statistic(*corpora) -> [SCORES]; a corpus: array [queries, ...]."""
     generator = np.random.default_rng(0)
@@ -112,13 +112,37 @@ def row_of(scores):
     return dict(zip(SCORES, scores.mean(axis=0)))
 
 
+def seeds_mean(run, beir, rows):
+    """The mean of a run's seeds -> array [queries, SCORES]; adds a row of the table for each."""
+    scores = np.array([query_scores(f"runs/{run}-{seed}", beir) for seed in SEEDS])
+    rows |= {f"{run}-{seed}": row_of(scores[seed]) for seed in SEEDS}
+    return scores.mean(axis=0)
+
+
+def compare_steps(*corpora):
+    rows = {}
+    differences = []  # of each corpus: [queries, CUTS, SCORES]
+    for beir in corpora:
+        name = Path(beir).name
+        dev, last = [
+            np.stack([seeds_mean(f"steps-{cut}-{rule}-{name}", beir, rows) for cut in CUTS], 1)
+            for rule in ("dev", "last")
+        ]
+        for cut, difference in zip(CUTS, np.moveaxis(dev - last, 1, 0)):
+            rows[f"{name}, {cut}: dev - last"] = with_interval(lambda d: d.mean(0), difference)
+        differences.append(dev - last)
+
+    def mean_of_corpora(*parts):
+        return np.mean([part.mean((0, 1)) for part in parts], axis=0)
+
+    rows["all: dev - last"] = with_interval(mean_of_corpora, *differences)
+    print(table(rows))
+
+
 def compare_halves(beir, teacher, general, halves):
     rows = {teacher: row_of(query_scores(teacher, beir))}
-    means = []  # of the seeds, for each student: [queries, SCORES]
-    for run in (general, f"{halves}-a", f"{halves}-b"):
-        scores = of_seeds(run, beir)
-        rows |= {f"{run}-{seed}": row_of(scores[seed]) for seed in SEEDS}
-        means.append(scores.mean(axis=0))
+    # Of each student: [queries, SCORES].
+    means = [seeds_mean(run, beir, rows) for run in (general, f"{halves}-a", f"{halves}-b")]
     half = halves_of(sum(1 for _ in read_texts(beir, "corpus.jsonl")))
     gains = []
     for i, answers in enumerate(read_split(beir, "test")[1]):
@@ -138,7 +162,7 @@ def compare_halves(beir, teacher, general, halves):
 
 def main():
     _, comparison, *arguments = sys.argv
-    functions = dict(lines=write_lines, halves=compare_halves)
+    functions = dict(lines=write_lines, halves=compare_halves, steps=compare_steps)
     functions[comparison](*arguments)
 
 
