@@ -18,9 +18,8 @@ encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alp
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
-  - The learning rate is constant; in the authors' code it rises, then falls, for both models.
   - Adam corrects the bias of its moments; the authors' does not, so its first steps are larger.
-  - The teacher is also the best on dev, and all gradients together are clipped at norm 1.
+  - The teacher is also the best on dev.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
@@ -151,6 +150,15 @@ from common import LOADING, encode, load_encoder, save_encoder, teacher_embeddin
 from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
 
 
+def warmup_linear(step, total):
+    """Share of the learning rate in step 1, 2, ...: it rises from 0 in a tenth of them, then falls.
+
+    As in the authors' code, at `total` steps to 0; the paper has no schedule.
+    """
+    progress = (step - 1) / total
+    return progress / 0.1 if progress < 0.1 else (1 - progress) / 0.9
+
+
 def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
     """Section 3.3: the teacher learns the labels R [P] of P pairs.
 
@@ -186,15 +194,18 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
         rows = batches[step]  # row numbers [N]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        lr = args.teacher_lr * warmup_linear(step, total)
+        optimizer.param_groups[0]["lr"] = lr
         with autocast:
             logits = embed_rows(pair_logits, teacher, tokens, rows, args.device)  # T [N, C]
         label = to_device(labels[rows], args.device)  # R [N]
         loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, 1.0)  # each tensor alone, as in the authors' code
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=args.teacher_lr)
+        run.log(step, len(rows), loss=loss, lr=lr)
 
 
 def distill(student, pairs, labels, targets, dev_set, run, args):
@@ -233,6 +244,9 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
         rows = batches[step]
         step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)
+        # The authors' schedule counts batches of 16, two of which make a step: it ends at 56 %.
+        lr = args.lr * warmup_linear(step, 2 * total)
+        optimizer.param_groups[0]["lr"] = lr
         with autocast:
             u = embed_rows(embed, student, first, rows, args.device)  # psi(y) [N, D]
             v = embed_rows(embed, student, second, rows, args.device)  # psi(z) [N, D]
@@ -242,9 +256,10 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
         loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=args.lr)
+        run.log(step, len(rows), loss=loss, lr=lr)
 
 
 # ---- Scores --------------------------------------------------------------------------------------

@@ -218,10 +218,10 @@ def finetune(student, texts, examples, dev_score, run, args):
     """Stage 2, eq. 9: minimize L = L_nce^sup(S') + beta_2 HSIC(X, S).
 
     Eq. 9 prints -(L_nce^sup - beta_2 HSIC), and eq. 10 its L_nce^sup without a minus, which is the
-    same loss. X and S are those of the anchors. examples [n, 2 + K]: positions in texts of an
-    anchor, its positive and its K hard negatives. The student at the start is scored, too, and kept
-    if no step improves on it. A positive that two anchors of a batch share is a negative of both.
-    Returns what distill() returns.
+    same loss. X and S are those of all texts of a batch, as in the authors' code. examples
+    [n, 2 + K]: positions in texts of an anchor, its positive and its K hard negatives. The student
+    at the start is scored, too, and kept if no step improves on it. A positive that two anchors of
+    a batch share is a negative of both. Returns what distill() returns.
     """
     tokens = Tokens(student, texts, args.max_length)
     lengths = tokens.lengths[examples[:, 0]]  # of the anchors
@@ -256,15 +256,11 @@ def finetune(student, texts, examples, dev_score, run, args):
         torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.finetune_lr * (total + 1 - step) / total
         optimizer.param_groups[0]["lr"] = lr
-        anchors = examples[rows, 0]  # numbers of texts [N]
-        others = examples[rows, 1:]  # the positive, then K hard negatives [N, 1 + K]
-        with autocast:
-            x, s = embed_rows(embed_both, student, tokens, anchors, args.device)  # [N, H], [N, D]
-            s_others = embed_rows(embed, student, tokens, others.ravel(), args.device)  # S'
-        anchor = mapping(s)  # S' of eq. 11 [N, D']
-        s_others = s_others.view(*others.shape, -1)  # [N, 1 + K, D']
-        positive = s_others[:, 0]  # [N, D']
-        negatives = s_others[:, 1:]  # [N, K, D']
+        numbers = examples[rows]  # of an anchor, its positive, K hard negatives [N, 2 + K]
+        with autocast:  # X [N (2 + K), H], S [N (2 + K), D]
+            x, s = embed_rows(embed_both, student, tokens, numbers.ravel(), args.device)
+        mapped = mapping(s).view(*numbers.shape, -1)  # S' of eq. 11 [N, 2 + K, D']
+        anchor, positive, negatives = mapped[:, 0], mapped[:, 1], mapped[:, 2:]
         contrast = supervised_info_nce(
             anchor, positive, negatives, args.finetune_temperature, args.batch_negatives
         )

@@ -179,6 +179,8 @@ head -n 150 runs/prompted-dev.tsv > runs/short-prompted-dev.tsv
 ## own-teacher
 # KD: seeds 0, 1, 2
 python ckd.py @runs/own.txt --objective kd --seed $SEED --output runs/KD-$SEED
+# KD-now: seeds 0, 1, 2
+python ckd.py @runs/own.txt --objective kd --skip-test --seed $SEED --output runs/KD-now-$SEED
 # CKD: seeds 0, 1, 2
 python ckd.py @runs/own.txt --temperature 0.2 --queue-size 16384 --seed $SEED \
     --output runs/CKD-$SEED
@@ -541,6 +543,10 @@ python -m extras.eval_retrieval $T runs/layers-1-4-5-50k runs/three-20k \
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/layers-1-4-5-50k \
     runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
     runs/three-12k runs/two-12k runs/one-12k --beir $DATA/retrieval/qnli
+# qnli-4-bits-six
+python results/onnx_scores.py model_q4.onnx extras.eval_retrieval $T --beir $DATA/retrieval/qnli
+# same-in-batches
+python -m extras.quantize $T @runs/files-dev.txt --rows int8 '4 bits' --output runs/batches
 
 ## speed
 # speed-three-layers

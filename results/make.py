@@ -66,7 +66,7 @@ FILES |= {f"{n},000": f"three-{n}k two-{n}k one-{n}k" for n in (20, 12)}
 GROUPS = [f"{n}, linear layers in {bits} bits" for n in (32, 64, 128) for bits in (4, 8)]
 LANGUAGE = ("model", "English to German", "German to English")
 LANGUAGE_ROWS = ("teacher", "student", "student before")
-UNSEEN = {"unseen-scifact": "SciFact", "unseen-qnli": "QNLI"}
+UNSEEN = {"scifact": "SciFact", "qnli": "QNLI", "xquad-de": "XQuAD-R, German"}
 ANSWERS = ("teacher", "student before", "stage 1", "(the same)", "(stage 1)", "both stages")
 E5_STUDENTS = {"six": "six (0,1,2,9,10,11)", "three": "three (0,10,11)"}
 LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English ")
@@ -353,14 +353,32 @@ def interval(row):
 def unseen():
     """The gain of a corpus's texts in training, for passages with and without them."""
     rows = []
-    for run in UNSEEN.keys() & RUNS.keys():
-        (_, teacher), *general = list(RUNS[run].items())[:4]
-        general = [row["nDCG@10"] for _, row in general]
-        gains = [interval(RUNS[run][f"gain, {kind}"]) for kind in ("seen", "unseen")]
-        difference = interval(RUNS[run]["seen - unseen"])
-        rows.append([UNSEEN[run], teacher["nDCG@10"], general, *gains, difference])
+    for task, title in UNSEEN.items():
+        found = RUNS[f"unseen-{task}"]
+        teacher, *general = [row["nDCG@10"] for row in found.values()][:4]
+        gains = [interval(found[f"gain, {kind}"]) for kind in ("seen", "unseen")]
+        rows.append([title, teacher, general, *gains, interval(found["seen - unseen"])])
     header = ["nDCG@10 x 100", "teacher", "general sentences", "gain, seen", "gain, unseen"]
-    return [*header, "difference"], sorted(rows)
+    return [*header, "difference"], rows
+
+
+def steps():
+    """The step that STS-B dev chose against the last one, by corpus and number of layers."""
+    found = RUNS["unseen-steps"]
+    rows = []
+    for task, (title, _) in SEARCHES.items():
+        for depth in ("three", "two"):
+            names = [f"steps-{depth}-{{}}-{task}-{seed}" for seed in SEEDS]
+            kept = [
+                [found[name.format(rule)]["nDCG@10"] for name in names] for rule in ("dev", "last")
+            ]
+            rows_of = [list(RUNS[name.format("dev")])[-1] for name in names]
+            chosen = [re.search(r"step (\d+) of \d+", row)[1] for row in rows_of]
+            difference = interval(found[f"{task}, {depth}: dev - last"])
+            rows.append([f"{title}, {depth} layers", ", ".join(chosen), *kept, difference])
+    rows.append(["both corpora and depths", "", "", "", interval(found["all: dev - last"])])
+    header = ["nDCG@10 x 100", "steps that dev chose", "dev's choice", "last step"]
+    return [*header, "difference"], rows
 
 
 def e5_scores(model, names):
@@ -447,6 +465,7 @@ def full_tables():
         "mix": mix(),
         "pairs": pairs(),
         "unseen": unseen(),
+        "steps": steps(),
     }
     return tables
 

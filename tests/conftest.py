@@ -113,20 +113,23 @@ def random_rows(*shape, seed=0):
 
 
 class Adam:
-    """Adam as its paper has it, with all gradients together clipped at norm 1."""
+    """Adam as its paper has it, with gradients clipped at norm 1: all together, or `each` tensor."""
 
-    def __init__(self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0):
+    def __init__(self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0, each=False):
         self.parameters, self.betas, self.eps, self.decay = list(parameters), betas, eps, decay
+        self.each = each
         self.moments = [[torch.zeros_like(x), torch.zeros_like(x)] for x in self.parameters]
         self.steps = 0
 
     def step(self, loss, lr):
         self.steps += 1
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        norm = sum(gradient.square().sum() for gradient in gradients).sqrt().clamp(min=1)
-        assert norm > 1 or self.steps > 2  # so that the clipping counts
+        squares = [gradient.square().sum() for gradient in gradients]
+        squares = squares if self.each else [sum(squares)] * len(squares)
+        norms = [square.sqrt().clamp(min=1) for square in squares]
+        assert max(norms) > 1 or self.steps > 2  # so that the clipping counts
         first, second = self.betas
-        for value, gradient, (m, v) in zip(self.parameters, gradients, self.moments):
+        for value, gradient, norm, (m, v) in zip(self.parameters, gradients, norms, self.moments):
             m += (1 - first) * (gradient / norm - m)
             v += (1 - second) * ((gradient / norm) ** 2 - v)
             scale = (v / (1 - second**self.steps)).sqrt() + self.eps

@@ -294,16 +294,24 @@ def test_three_steps_of_each_stage_are_those_computed_by_hand(
         target = classify(tmp_path / "teacher", list(zip(first, second)))[:, 0]
         return (alpha * (logit - target) ** 2 + (1 - alpha) * (logit - label) ** 2).mean()
 
-    stages = {"teacher": (teacher, teacher_loss), "student": (student, student_loss)}
-    for stage, (model, loss_of) in stages.items():
-        adam = Adam(model.parameters())
-        for step in (1, 2, 3):
+    teacher_rates = (0, 20 / 27, 10 / 27)  # after a tenth of three steps, falling to 0
+    student_rates = (0, 25 / 27, 20 / 27)  # of six steps, of which three are made
+    stages = {"teacher": (teacher, teacher_loss, teacher_rates)}
+    stages["student"] = (student, student_loss, student_rates)
+    for stage, (model, loss_of, rates) in stages.items():
+        adam = Adam(model.parameters(), each=True)
+        for step, rate in enumerate(rates, start=1):
             picked = order[32 * (step - 1) : 32 * step]
             torch.manual_seed(seed * 1_000_003 + step)  # of dropout
             batch = map(list, zip(*[pairs[row] for row in picked]))
             loss = loss_of(*batch, torch.from_numpy(scores[picked]))
             assert losses(tmp_path)[stage, step] == pytest.approx(loss.item(), rel=2e-4)
-            adam.step(loss, lr)
+            adam.step(loss, lr * rate)
+
+
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps():
+    rates = [dse.warmup_linear(step, 100) for step in (1, 6, 11, 56, 100, 101)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.5, 1 / 90, 0])
 
 
 def test_defaults_are_those_of_section_4_1_1(parse):

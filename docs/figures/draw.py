@@ -138,7 +138,7 @@ def ibkd():
     w = box("dropped", 462, 154, 128, "Mapping W\ndropped\nafter stage 1", 66)
     kept = "Projection\n$S' = W_{\\rm proj} S$,\neq. 11; only with\n--dim, then kept"
     kept = box("trained", 462, 408, 128, kept, 136)
-    for top, n, of, model, m in ((306, 2, "of anchors,\n", again, kept), (8, 1, "", student, w)):
+    for top, n, of, model, m in ((306, 2, "of all texts,\n", again, kept), (8, 1, "", student, w)):
         s, x = [box("data", 346, top + y, 44, f"${name}$") for name, y in (("S", 146), ("X", 244))]
         nce = ("section 3.1,\nin-batch", "eq. 10, hard\nand in-batch")[n - 1]
         nce = box("loss", 602, top + 96, 108, f"InfoNCE\n{nce}\nnegatives", 150)

@@ -194,20 +194,13 @@ def theirs_teacher(checkout, work):
 class BertAdam(torch.optim.Optimizer):
     """Adam, with those of its authors' departures that are undone; called as torch.optim.Adam."""
 
-    def __init__(self, parameters, lr, fused, undone, schedule_steps):
+    def __init__(self, parameters, lr, fused, undone):
         super().__init__(parameters, dict(lr=lr))
-        self.undone, self.schedule_steps, self.made = undone, schedule_steps, 0
-
-    def rate(self):
-        """0 at first, 1 after a tenth of schedule_steps, 0 after all of them."""
-        progress = self.made / self.schedule_steps
-        if "schedule" not in self.undone:
-            return 1
-        return progress / 0.1 if progress < 0.1 else (1 - progress) / 0.9
+        self.undone, self.made = undone, 0
 
     @torch.no_grad()
     def step(self):
-        lr = self.param_groups[0]["lr"] * self.rate()
+        lr = self.param_groups[0]["lr"]
         self.made += 1
         corrects = "bias correction" not in self.undone
         epsilon = 1e-6 if "epsilon" in self.undone else 1e-8
@@ -230,23 +223,15 @@ class BertAdam(torch.optim.Optimizer):
             parameter -= lr * change
 
 
-def clip_each(parameters, limit, clip=torch.nn.utils.clip_grad_norm_):
-    for parameter in parameters:
-        clip(parameter, limit)
-
-
-def replacements(work, undone, schedule_steps):
+def replacements(work, undone):
     """What the two scripts of ours share, by name."""
     orders = torch.load(work / "orders.pt")
 
     def draw(batches, epoch):
         return [rows.numpy() for rows in torch.tensor(orders[epoch]).split(BATCH)]
 
-    adam = partial(BertAdam, undone=undone, schedule_steps=schedule_steps)
-    replaced = {"common.Batches.draw": draw, "torch.optim.Adam": adam}
-    if "clipping" in undone:
-        replaced["torch.nn.utils.clip_grad_norm_"] = clip_each
-    return replaced
+    adam = partial(BertAdam, undone=undone)
+    return {"common.Batches.draw": draw, "torch.optim.Adam": adam}
 
 
 def ours_student(work, undone):
@@ -268,7 +253,7 @@ def ours_student(work, undone):
         losses = [one_loss(*half, *rest) for half in halves]
         return sum(losses) / len(losses)
 
-    replaced = {"dse.SimilarityHead": Head, **replacements(work, undone, 2 * STEPS)}
+    replaced = {"dse.SimilarityHead": Head, **replacements(work, undone)}
     if "two batches of 16" in undone:
         replaced["dse.dse_loss"] = mean_of_halves
     options = ["--teacher", work / "teacher", "--student", work / "student"]
@@ -287,7 +272,7 @@ def ours_teacher(work, undone):
         teacher.model.classifier.load_state_dict(output)
         return finetune(teacher, *rest)
 
-    replaced = {"dse.finetune_teacher": begin, **replacements(work, undone, STEPS)}
+    replaced = {"dse.finetune_teacher": begin, **replacements(work, undone)}
     options = ["--teacher-only", "--teacher", work / "plain"]
     options += ["--train", work / "train.tsv", "--dev", work / "dev.tsv"]
     options += ["--teacher-epochs", EPOCHS, "--teacher-lr", LR]
@@ -298,20 +283,15 @@ ADAM = {
     "bias correction": "BertAdam does not correct the bias of its moments; Adam does",
     "epsilon": "1e-6; 1e-8",
     "weight decay": "0.01, except for biases and LayerNorm; none",
-    "clipping": "the gradient of each tensor at norm 1; all gradients together",
 }
 STUDENT = {
     "biases of the head": "W and w have biases; none",
     "two batches of 16": "a step averages the means of two batches, the last of which may be "
     "smaller; one batch of 32",
-    "schedule": "the rate rises for a fifth of the steps, then falls to 56 %; constant",
 }
-TEACHER = {"schedule": "the rate rises for a tenth of the steps, then falls to 0; constant"}
 PROGRAMS = {
     "dse": Program(
         "dse_train_runner.py", prepare, theirs_student, ours_student, {**STUDENT, **ADAM}
     ),
-    "dse-teacher": Program(
-        "finetune_bert.py", prepare, theirs_teacher, ours_teacher, {**TEACHER, **ADAM}
-    ),
+    "dse-teacher": Program("finetune_bert.py", prepare, theirs_teacher, ours_teacher, ADAM),
 }

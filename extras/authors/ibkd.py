@@ -161,35 +161,13 @@ def their_finetune(checkout, work):
     return theirs("train_sup.py", "models_sup", options, checkout, work)
 
 
-class Dependence:
-    """Replaces ibkd.embed() and ibkd.hsic(), as far as their departures are undone."""
-
-    def __init__(self, undone):
-        import ibkd
-
-        self.undone = undone
-        self.embed_ours, self.hsic_ours, self.gram_matrix = ibkd.embed, ibkd.hsic, ibkd.gram_matrix
-        self.seen = []  # (X, S) of the texts of this step
-
-    def embed(self, encoder, input_ids, attention_mask, with_input=False, num_dense=None):
-        if not encoder.training:
-            return self.embed_ours(encoder, input_ids, attention_mask)
-        output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-        mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-        layer = -2 if "X" in self.undone else 0
-        states = (output.hidden_states[layer], output.last_hidden_state)
-        x, s = ((state * mask).sum(dim=1) / mask.sum(dim=1) for state in states)
-        self.seen.append((x, s))
-        return (x, s) if with_input else encoder.heads(s)
-
-    def hsic(self, gram_x, gram_s):
-        if "texts of HSIC" in self.undone:
-            x, s = map(torch.cat, zip(*self.seen))
-            gram_x, gram_s = self.gram_matrix(x, "rbf", GAMMA), self.gram_matrix(s, "rbf", GAMMA)
-        self.seen.clear()
-        l = len(gram_x)
-        value = self.hsic_ours(gram_x, gram_s)
-        return value * (l / (l - 1)) ** 2 if "scale of HSIC" in self.undone else value
+def embed_last_but_one(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
+    """ibkd.embed() for a student without heads, with X from the last layer but one."""
+    output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
+    mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
+    states = (output.hidden_states[-2], output.last_hidden_state)
+    x, s = ((state * mask).sum(dim=1) / mask.sum(dim=1) for state in states)
+    return (x, s) if with_input else encoder.heads(s)
 
 
 def ours(stage, work, undone):
@@ -203,10 +181,17 @@ def ours(stage, work, undone):
         mapping.bias = nn.Parameter(torch.zeros(dimension))
         return mapping
 
-    dependence = Dependence(undone)
-    replaced = {"ibkd.hsic": dependence.hsic}
-    if {"X", "texts of HSIC"} & undone:
-        replaced["ibkd.embed"] = dependence.embed
+    hsic = ibkd.hsic
+
+    def hsic_of_theirs(gram_x, gram_s):
+        l = len(gram_x)
+        return hsic(gram_x, gram_s) * (l / (l - 1)) ** 2
+
+    replaced = {}
+    if "scale of HSIC" in undone:
+        replaced["ibkd.hsic"] = hsic_of_theirs
+    if "X" in undone:
+        replaced["ibkd.embed"] = embed_last_but_one
     if "bias" in undone:
         replaced["ibkd.add_mapping"] = add_mapping_with_bias
     if "epsilon" in undone:
@@ -245,7 +230,6 @@ PROGRAMS = {
         ours=partial(ours, 2),
         departures={
             **BOTH,
-            "texts of HSIC": "anchors, positives and negatives; ours has anchors alone",
             "X": "the last layer but one; ours is the embedding layer",
             "hard negatives": "those of the batch; ours are an anchor's own",
         },
