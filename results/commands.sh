@@ -140,6 +140,14 @@ options e5-300k <<END  # its layers, 300,000 sentences
 --batch-size 256 --lr 16e-4 --temperature 0.05 --queue-size 16384
 --max-length 128 --eval-steps 610 --group-by-length --precision bf16
 END
+options e5-losses <<END  # the models of its table
+runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2
+runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1
+runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4
+runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4
+runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4
+runs/e5-IBKD-0.1-8e-4
+END
 options files-dev <<END  # a model's files, on STS-B dev
 --bits 4 --group-size 64 --pairs $STSB_DEV --rounds 2
 END
@@ -506,15 +514,6 @@ python -m extras.quantize runs/two-12k @runs/files-dev.txt \
 # dev-one-12k
 python -m extras.quantize runs/one-12k @runs/files-dev.txt \
     --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# groups-of-32
-python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt --group-size 32 \
-    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
-# groups-of-64
-python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt \
-    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
-# groups-of-128
-python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt --group-size 128 \
-    --rows '4 bits' '4 bits, linear layers 8 bits' --rounds 1 --output runs/groups
 # sts-three
 python -m extras.quantize runs/layers-1-4-5-50k @runs/file-sts.txt --rows '4 bits'
 # sts-two
@@ -716,31 +715,13 @@ python congen.py @runs/e5.txt --lr 8e-4 --teacher-temperature 0.2 --student-temp
 python ibkd.py @runs/e5.txt --stage distill --lr 8e-4 --temperature 0.1 --seed 0 \
     --output runs/e5-IBKD-0.1-8e-4
 # e5-losses-sts-de
-python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
-    runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
-    runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
-    runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
-    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 --pairs runs/prompted-test-de.tsv
+python eval_sts.py @runs/e5-losses.txt --pairs runs/prompted-test-de.tsv
 # e5-losses-xquad-de
-python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
-    runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
-    runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
-    runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
-    runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
-    --beir $DATA/german/xquad-de
+python -m extras.eval_retrieval @runs/e5-losses.txt --beir $DATA/german/xquad-de
 # e5-losses-sts-en
-python eval_sts.py runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 runs/e5-KD-8e-4-2 \
-    runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 runs/e5-CKD-0.05-8e-4-2 \
-    runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 runs/e5-ConGen-0.2-4e-4 \
-    runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 runs/e5-IBKD-0.1-4e-4 \
-    runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 --pairs runs/prompted-test-en.tsv
+python eval_sts.py @runs/e5-losses.txt --pairs runs/prompted-test-en.tsv
 # e5-losses-xquad-en
-python -m extras.eval_retrieval runs/e5-KD-4e-4 runs/e5-KD-8e-4-0 runs/e5-KD-8e-4-1 \
-    runs/e5-KD-8e-4-2 runs/e5-KD-16e-4 runs/e5-CKD-0.05-8e-4-0 runs/e5-CKD-0.05-8e-4-1 \
-    runs/e5-CKD-0.05-8e-4-2 runs/e5-ConGen-0.1-4e-4 runs/e5-ConGen-0.1-8e-4 \
-    runs/e5-ConGen-0.2-4e-4 runs/e5-ConGen-0.2-8e-4 runs/e5-IBKD-0.02-4e-4 runs/e5-IBKD-0.05-4e-4 \
-    runs/e5-IBKD-0.1-4e-4 runs/e5-IBKD-0.05-8e-4 runs/e5-IBKD-0.1-8e-4 \
-    --beir $DATA/german/xquad-en
+python -m extras.eval_retrieval @runs/e5-losses.txt --beir $DATA/german/xquad-en
 # e5-six-300k: seeds 0, 1, 2
 python ckd.py @runs/e5-300k.txt --student-layers 0,1,2,9,10,11 --lr 8e-4 --seed $SEED \
     --output runs/e5-six-300k-$SEED

@@ -113,7 +113,7 @@ def random_rows(*shape, seed=0):
 
 
 class Adam:
-    """Adam as its paper has it, with gradients clipped at norm 1: all together, or `each` tensor."""
+    """Adam as its paper has it, with gradients clipped at norm 1, together or `each` tensor."""
 
     def __init__(self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0, each=False):
         self.parameters, self.betas, self.eps, self.decay = list(parameters), betas, eps, decay

@@ -138,7 +138,9 @@ def test_the_python_of_a_page_runs(page, code, reader, call_main, monkeypatch):
             pytest.importorskip(name, reason=f"{page} needs {name}")
     if "onnx" in code:
         pytest.importorskip("onnxscript", reason="extras.quantize needs it")
-        call_main(importlib.import_module("extras.quantize"), reader / "runs" / "small")
+        call_main(
+            importlib.import_module("extras.quantize"), reader / "runs" / "small", "--bits", 4
+        )
     monkeypatch.chdir(reader)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(reader / "weights.pth"))
     exec(code, {})

@@ -6,7 +6,6 @@ with our weights, and nothing is dropped out. Without a GPU, the authors' fp16 i
 """
 
 import csv
-import itertools
 import os
 import runpy
 import sys
@@ -18,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from extras.authors.dse import write_small_encoder
-from extras.authors.harness import ROOT, Program, demo_lines, run_ours, write_encoder
+from extras.authors.harness import ROOT, Program, demo_lines, our_order, renamed, run_ours
+from extras.authors.harness import write_encoder, write_lines, write_small_encoder
 
 REPOSITORY = "KornWtp/ConGen"
 COMMIT = "82ffe36419f583e23997d86397e45e131db23b96"
@@ -60,32 +59,6 @@ def prepare(work):
         ["dev", "", "", "", "", score, first, second] for first, second, score in map(columns, dev)
     ]
     write_lines(work / "stsb.tsv", map("\t".join, rows))
-
-
-def write_lines(path, lines):
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-
-
-def our_order():
-    """What replaces RandomSampler.__iter__: in each epoch, the order of common.Batches."""
-    epochs = itertools.count()
-
-    def draw(sampler):
-        random = np.random.default_rng([0, next(epochs)])
-        return iter(random.permutation(len(sampler.data_source)).tolist())
-
-    return draw
-
-
-def renamed(weights, names):
-    """Weights under our names. names: {their prefix: ours}; what has none of them is left out."""
-    found = {}
-    for name, value in weights.items():
-        for prefix, our_prefix in names.items():
-            # The numbers of positions are a constant, and no weight.
-            if name.startswith(prefix) and not name.endswith("position_ids"):
-                found[our_prefix + name.removeprefix(prefix)] = value
-    return found
 
 
 def theirs(checkout, work):

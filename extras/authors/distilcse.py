@@ -6,7 +6,6 @@ SentEval scores STS-B dev, which is the demo's dev set here.
 """
 
 import contextlib
-import math
 import sys
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 from torch import distributed, nn
 
 from extras.authors import harness
-from extras.authors.harness import Program, StandIn
+from extras.authors.harness import Program, StandIn, TheirAdam, write_lines
 
 REPOSITORY = "caskcsg/sentemb"
 COMMIT = "5eeec55103c1da738761bf8c6a9c085c6ad1c9a1"
@@ -57,11 +56,6 @@ def prepare(work, layers):
     for split in ("train", "trial", "test_annotated"):
         rows = [f"1\t{first}\t{second}\t{score}\tNEUTRAL" for first, second, score in columns[:20]]
         write_lines(work / f"senteval/downstream/SICK/SICK_{split}.txt", ["header", *rows])
-
-
-def write_lines(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + "\n" for line in lines), "utf-8")
 
 
 def projection(work):
@@ -178,21 +172,6 @@ def theirs_nli(checkout, work):
 
 
 # ---- Ours ----------------------------------------------------------------------------------------
-
-
-class TheirAdam(torch.optim.Adam):
-    """The AdamW of transformers, without decay: p -= rate m / (sqrt(v) + eps).
-
-    Adam corrects v before it adds epsilon. To correct it afterwards is to enlarge epsilon.
-    """
-
-    steps = 0
-
-    def step(self):
-        self.steps += 1
-        for group in self.param_groups:
-            group["eps"] = 1e-8 / math.sqrt(1 - group["betas"][1] ** self.steps)
-        super().step()
 
 
 def their_order(count):

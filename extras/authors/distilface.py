@@ -10,15 +10,21 @@ with weights of all-MiniLM-L6-v2, as distilface.py refuses fewer layers than avg
 """
 
 import json
-import math
 import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 
-from extras.authors.dse import WIDTH, adapt, write_small_encoder
-from extras.authors.harness import Program, demo_lines, run_ours
+from extras.authors.dse import adapt
+from extras.authors.harness import (
+    WIDTH,
+    Program,
+    TheirAdam,
+    demo_lines,
+    run_ours,
+    write_small_encoder,
+)
 
 REPOSITORY = "kennethlimjf/contrastive-learning-in-distilled-models"
 COMMIT = "764914fc2dda11db5bf6ef42e8d1800101892ef3"
@@ -148,17 +154,6 @@ def theirs(checkout, work):
     return dict(losses=losses, weights=weights, dev=scores[0])
 
 
-class AdamW(torch.optim.Adam):
-    """Adam with the epsilon of the AdamW of transformers: added before the bias is corrected."""
-
-    made = 0
-
-    def step(self):
-        self.made += 1
-        self.param_groups[0]["eps"] = 1e-8 / math.sqrt(1 - 0.999**self.made)
-        super().step()
-
-
 def ours(work, undone):
     import common
 
@@ -184,7 +179,7 @@ def ours(work, undone):
     replaced = {"common.Batches.draw": draw, "distilface.embed_rows": embed_rows}
     replaced["torch.nn.functional.dropout"] = masks
     if "epsilon" in undone:
-        replaced["torch.optim.Adam"] = AdamW
+        replaced["torch.optim.Adam"] = TheirAdam
     options = ["--student", work / "distilbert-base-uncased", "--dev", work / "dev.tsv"]
     options += ["--train", work / "data/training/wiki1m_for_simcse.txt"]
     options += ["--max-length", MAX_LENGTH, "--batch-size", BATCH, "--lr", LR, "--steps", STEPS]

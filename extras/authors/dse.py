@@ -7,14 +7,13 @@ logits runs, too: ours computes its own. There is no dropout, and what begins at
 """
 
 import itertools
-import json
 import shutil
 import sys
 from functools import partial
 
 import torch
 
-from extras.authors.harness import Program, demo_lines, run_ours, write_encoder
+from extras.authors.harness import WIDTH, Program, demo_lines, run_ours, write_small_encoder
 
 REPOSITORY = "microsoft/Distilled-Sentence-Embedding"
 COMMIT = "7e3e87bf6d854c45fb9e5fde6695aa9524325ae7"
@@ -24,44 +23,10 @@ PAIRS, DEV_PAIRS = 436, 100
 EPOCHS, STEPS = 3, 42
 BATCH = 32
 LR = 2e-4
-WIDTH = 128
 STUDENT_LAYERS, TEACHER_LAYERS = "0,1,3,4,5", "2,5"
 LENGTHS = dict(student=32, teacher=64)  # in tokens, to which theirs is padded; nothing is cut
 
 # ---- What both runs read -------------------------------------------------------------------------
-
-
-def write_small_encoder(folder, layers, texts):
-    """all-MiniLM-L6-v2's layers, as "1,3,5", a third as wide, with the tokens of `texts` alone.
-
-    A run of ours then takes seconds: each of its sizes is cut to the first third.
-    """
-    import transformers
-
-    from extras import trim
-
-    write_encoder(folder, layers)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    tokens = trim.read_vocabulary(content)
-    used = {token["id"] for token in content["added_tokens"]}
-    used.update(*tokenizer(texts).input_ids)
-    new = {old: number for number, old in enumerate(sorted(used))}
-    trim.cut_tokenizer(content, tokens, new)
-    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    (folder / "vocab.txt").write_text("".join(tokens[old] + "\n" for old in new), "utf-8")
-
-    model = transformers.AutoModel.from_pretrained(folder)
-    trim.cut_model(model, new)
-    thirds = {3 * WIDTH: WIDTH, 12 * WIDTH: 4 * WIDTH}
-    weights = {}
-    for name, value in model.state_dict().items():
-        weights[name] = value[tuple(slice(thirds.get(size, size)) for size in value.shape)]
-    config = model.config
-    config.hidden_size, config.intermediate_size, config.num_attention_heads = WIDTH, 4 * WIDTH, 4
-    model = type(model)(config)
-    model.load_state_dict(weights)
-    model.save_pretrained(folder)
 
 
 def prepare(work):

@@ -7,6 +7,9 @@ imported there, too: what needs our own libraries is imported inside functions.
 import contextlib
 import importlib
 import importlib.util
+import itertools
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,8 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 
+WIDTH = 128  # of a small encoder
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -63,6 +68,44 @@ def write_encoder(folder, layers=None):
         shutil.copy(source / file, folder)
 
 
+def write_small_encoder(folder, layers, texts):
+    """all-MiniLM-L6-v2's layers, as "1,3,5", a third as wide, with the tokens of `texts` alone.
+
+    A run of ours then takes seconds: each of its sizes is cut to the first third.
+    """
+    import transformers
+
+    from extras import trim
+
+    write_encoder(folder, layers)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokens = trim.read_vocabulary(content)
+    used = {token["id"] for token in content["added_tokens"]}
+    used.update(*tokenizer(texts).input_ids)
+    new = {old: number for number, old in enumerate(sorted(used))}
+    trim.cut_tokenizer(content, tokens, new)
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    (folder / "vocab.txt").write_text("".join(tokens[old] + "\n" for old in new), "utf-8")
+
+    model = transformers.AutoModel.from_pretrained(folder)
+    trim.cut_model(model, new)
+    thirds = {3 * WIDTH: WIDTH, 12 * WIDTH: 4 * WIDTH}
+    weights = {}
+    for name, value in model.state_dict().items():
+        weights[name] = value[tuple(slice(thirds.get(size, size)) for size in value.shape)]
+    config = model.config
+    config.hidden_size, config.intermediate_size, config.num_attention_heads = WIDTH, 4 * WIDTH, 4
+    model = type(model)(config)
+    model.load_state_dict(weights)
+    model.save_pretrained(folder)
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
 # ---- Their run -----------------------------------------------------------------------------------
 
 
@@ -86,6 +129,28 @@ def load(path, **modules):
     spec.loader.exec_module(module)
     sys.modules.update(before)
     return module
+
+
+def our_order():
+    """What replaces RandomSampler.__iter__: in each epoch, the order of common.Batches."""
+    epochs = itertools.count()
+
+    def draw(sampler):
+        random = np.random.default_rng([0, next(epochs)])
+        return iter(random.permutation(len(sampler.data_source)).tolist())
+
+    return draw
+
+
+def renamed(weights, names):
+    """Weights under our names. names: {their prefix: ours}; what has none of them is left out."""
+    found = {}
+    for name, value in weights.items():
+        for prefix, our_prefix in names.items():
+            # The numbers of positions are a constant, and no weight.
+            if name.startswith(prefix) and not name.endswith("position_ids"):
+                found[our_prefix + name.removeprefix(prefix)] = value
+    return found
 
 
 def run_theirs(python, module, name, checkout, work):
@@ -144,6 +209,21 @@ def run_ours(script, work, options, replaced, loader="load_untrained_student"):
         module.main()
     weights = {key: value.detach().clone() for key, value in students[0].state_dict().items()}
     return dict(losses=losses, weights=weights, dev=scores[-1])
+
+
+class TheirAdam(torch.optim.Adam):
+    """The AdamW of transformers, without decay: p -= rate m / (sqrt(v) + eps).
+
+    Adam corrects v before it adds epsilon. To correct it afterwards is to enlarge epsilon.
+    """
+
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+        for group in self.param_groups:
+            group["eps"] = 1e-8 / math.sqrt(1 - group["betas"][1] ** self.steps)
+        super().step()
 
 
 # ---- Comparison ----------------------------------------------------------------------------------

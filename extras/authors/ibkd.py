@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from extras.authors.congen import our_order, renamed, write_lines
-from extras.authors.distilcse import TheirAdam
-from extras.authors.dse import write_small_encoder
-from extras.authors.harness import ROOT, Program, demo_lines, run_ours, write_encoder
+from extras.authors.harness import ROOT, Program, TheirAdam, demo_lines, our_order, renamed
+from extras.authors.harness import run_ours, write_encoder, write_lines, write_small_encoder
 
 REPOSITORY = "Alibaba-NLP/IBKD"
 COMMIT = "bb1d7b88f356a20fc2d6a88ba3317d6c82d6bd19"
