@@ -19,7 +19,7 @@ Departures that change results (docs/dse.md has all of them, next to the authors
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
   - Adam corrects the bias of its moments; the authors' does not, so its first steps are larger.
-  - The teacher is also the best on dev.
+  - The teacher that is kept is the best on dev; in the authors' code, it is the last.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
   python dse.py --task mrpc                         the paper's setting, data from the Hub
@@ -151,9 +151,9 @@ from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_dev
 
 
 def warmup_linear(step, total):
-    """Share of the learning rate in step 1, 2, ...: it rises from 0 in a tenth of them, then falls.
+    """Factor of the learning rate in step 1, 2, ...: rises from 0, then falls linearly to 0.
 
-    As in the authors' code, at `total` steps to 0; the paper has no schedule.
+    As in the authors' code; the paper has no schedule. The rise takes a tenth of `total` steps.
     """
     progress = (step - 1) / total
     return progress / 0.1 if progress < 0.1 else (1 - progress) / 0.9

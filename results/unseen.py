@@ -1,4 +1,4 @@
-"""Does a student of one half of a corpus search the other half better, too? And of which step?
+"""Does a student of one half of a corpus search the other half better, too? And which step to keep?
 
   python results/unseen.py lines BEIR GENERAL PREFIX [PROMPT]
   python results/unseen.py halves BEIR TEACHER GENERAL HALVES
@@ -155,7 +155,6 @@ def compare_halves(beir, teacher, general, halves):
     rows["gain, seen"] = with_interval(lambda g: g.mean(0)[0], gains)
     rows["gain, unseen"] = with_interval(lambda g: g.mean(0)[1], gains)
     rows["seen - unseen"] = with_interval(lambda g: g.mean(0)[0] - g.mean(0)[1], gains)
-    rows["share kept, %"] = with_interval(lambda g: 100 * g.mean(0)[1] / g.mean(0)[0], gains)
     rows["queries"] = {SCORES[0]: len(gains)}
     print(table(rows))
 
