@@ -40,9 +40,10 @@ BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-# Sizes of one forward pass: for a CPU measured (results/speed.md), for a GPU guessed.
-PART_TOKENS = {"cpu": 2048, "cuda": 16384}  # at most, padding included
-PART_TEXTS = {"cpu": 8, "cuda": 128}  # at least, where a part ends because texts get shorter
+# Sizes of one forward pass, measured on a CPU and on an H100 (results/speed.md).
+PART_TOKENS = {"cpu": 2048, "cuda": 65536}  # at most, padding included
+PART_TEXTS = 8  # at least, on a CPU
+PASS_WORK = 8e9  # at least, on a GPU: tokens x width^2; fewer take less time than starting a pass
 CHUNK = 100_000  # texts that the teacher encodes at a time
 
 
@@ -130,11 +131,12 @@ class Batches:
         return drawn
 
 
-def similar_lengths(lengths, device):
+def similar_lengths(lengths, device, width):
     """Lengths [N] in tokens -> parts of the N positions for one forward pass each, longest first.
 
     Padding costs time, and so does a further forward pass. A part ends where a text has less than
-    0.7 of the tokens of the part's longest, or where it is full.
+    0.7 of the tokens of the part's longest, if it is then worth a pass, or where it is full. width:
+    of the transformer's hidden states.
     """
     kind = torch.device(device).type
     order = np.argsort(-lengths, kind="stable")
@@ -144,8 +146,12 @@ def similar_lengths(lengths, device):
         longest = lengths[order[start]]
         size = i - start
         is_full = (size + 1) * longest > PART_TOKENS[kind]
-        is_shorter = lengths[order[i]] < 0.7 * longest and size >= PART_TEXTS[kind]
-        if is_full or is_shorter:
+        is_shorter = lengths[order[i]] < 0.7 * longest
+        if kind == "cpu":
+            is_worth_a_pass = size >= PART_TEXTS
+        else:
+            is_worth_a_pass = size * longest * width**2 >= PASS_WORK
+        if is_full or (is_shorter and is_worth_a_pass):
             parts.append(order[start:i])
             start = i
     return [*parts, order[start:]]
@@ -158,7 +164,8 @@ def embed_rows(embed, encoder, tokens, rows, device):
     longest one. The result is the same, except for rounding and dropout. extras/distributed.py
     replaces this function.
     """
-    parts = similar_lengths(tokens.lengths[rows], device)
+    width = encoder.model.config.hidden_size
+    parts = similar_lengths(tokens.lengths[rows], device, width)
     outputs = [embed(encoder, *tokens.batch(rows[part], device)) for part in parts]
     in_order = to_device(np.argsort(np.concatenate(parts)), device)
     if torch.is_tensor(outputs[0]):
@@ -176,17 +183,16 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
     tokens = texts if isinstance(texts, Tokens) else Tokens(encoder, texts)
     rows = np.arange(len(tokens.lengths)) if rows is None else rows
     device = next(encoder.parameters()).device
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    width = encoder.model.config.hidden_size
+    parts = similar_lengths(tokens.lengths[rows], device, width)
     training = encoder.training
     encoder.eval()
-    parts = similar_lengths(tokens.lengths[rows], device)
     outputs = []
-    for part in tqdm(parts, "encoding", unit="batch", leave=False, delay=1, **BAR):
-        with autocast:
-            output = embed(encoder, *tokens.batch(rows[part], device))
-        outputs.append(output.float().cpu().numpy())
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        for part in tqdm(parts, "encoding", unit="batch", leave=False, delay=1, **BAR):
+            outputs.append(embed(encoder, *tokens.batch(rows[part], device)).float())
     encoder.train(training)
-    vectors = np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
+    vectors = torch.cat(outputs).cpu().numpy()[np.argsort(np.concatenate(parts))]
     valid = are_valid(vectors)
     if not valid.all():
         text = encoder.tokenizer.decode(tokens.row(rows[valid.argmin()]))
@@ -1080,6 +1086,7 @@ def run_main(main):
     """Call main(). This is the only place that prints errors: one line, and exit status 2."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each new shape of a batch
     try:
         with one_line_errors("the command line", "names of files must be UTF-8"):
             "".join(sys.argv).encode()

@@ -3,8 +3,8 @@
   train   ckd.py --objective kd against sentence-transformers' trainer with its MSELoss
   dse     DSE's Tables 3 and 4: pairs scored by a cross-encoder, and by embeddings and a head; the
           cross-encoder's time is extrapolated from 500 pairs
-  gpu     how fast ckd.py and distilface.py train a model with random weights, and how much memory
-          they take; only with --only gpu
+  gpu     sentences and tokens per second, share of the card's peak and memory of models with
+          random weights (extras/gpu.py says of what); only with --only gpu
 
 In train, both sides have the same student without dropout, sentences, targets and batch size. Both
 times include tokenization, and no scoring. A row has sentences per second of ours and theirs, the
@@ -35,6 +35,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -50,6 +51,7 @@ from common import MINILM, ArgumentParser, in_range, note, run_main, table
 from common import Batches, Tokens, chunks, encode, load_encoder, similar_lengths
 from common import read_rows, read_sentences, resolve_model, save_encoder
 from eval_sts import embed
+from extras import gpu
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,6 +119,8 @@ def run_script(script, folder, sentences, timed_steps, *flags, **options):
     return [row["sentences_per_second"] for row in log if "loss" in row][-1]
 
 
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+
 # ---- train ---------------------------------------------------------------------------------------
 
 
@@ -175,7 +179,8 @@ def padding(lengths, passes):
 
 def our_passes(lengths, order, batch_size):
     batches = Batches(lengths, batch_size, 0, order == "grouped").draw(0)
-    return [rows[part] for rows in batches for part in similar_lengths(lengths[rows], DEVICE)]
+    parts = partial(similar_lengths, device=DEVICE, width=384)
+    return [rows[part] for rows in batches for part in parts(lengths[rows])]
 
 
 def their_passes(lengths, order, batch_size):
@@ -257,28 +262,52 @@ def measure_dse(name, layers):
 # ---- gpu -----------------------------------------------------------------------------------------
 
 STEPS = 100  # of a training run, whose second half is timed
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+COLUMNS = ("sentences/s", "tokens/s", "% of peak", "GB", "passes", "padding")
+COSTS = ("launches", "ms a pass", "us a launch")
 
 
 def measure_gpu(args, folder):
-    """-> {row: {column: number}}. The memory is the peak of the program, the teacher included."""
-    model = random_model(folder / "model", TINY if args.tiny else {})  # BERT-base's shape
+    """Write a line of JSON as soon as a number is there; at the end, print a table per model."""
     sentences = read_sentences(args.train)[: args.sentences]
-    rows = {}
-    settings = itertools.product((ckd, distilface), args.batch_sizes, PRECISIONS)
-    for script, batch_size, precision in settings:
-        options = dict(student=model, batch_size=batch_size, precision=precision, max_steps=STEPS)
-        if script is ckd:
-            options |= dict(teacher=model, objective="kd", epochs=STEPS)
-        else:
-            options |= dict(pooling="avg")
+    measured = itertools.chain(
+        gpu.measure(args, folder, sentences, machine()), measure_fp16(args, folder, sentences)
+    )
+    lines = []
+    for line in measured:
+        lines.append(line)
+        note(json.dumps(line))
+        if args.json:
+            with open(args.json, "a") as file:
+                file.write(json.dumps(line) + "\n")
+    for name in {line["model"]: None for line in lines}:
+        found = [line for line in lines if line["model"] == name and line["part"] == "gpu"]
+        rows = {f"{line['work']}, {line['batch']}, {line['way']}": line for line in found}
+        if rows:
+            print(f"{name}:\n\n{table({key: pick(row, COLUMNS) for key, row in rows.items()})}\n")
+    passes = [line for line in lines if line["part"] == "launches"]
+    print(table({line["model"]: pick(line, COSTS) for line in passes}))
+    precisions = [line for line in lines if line["part"] == "fp16"]
+    print(table({line["way"]: pick(line, COLUMNS) for line in precisions}))
+    print(f"\nbf16 matrix product: {lines[0]['peak_tflops']} TFLOP/s")
+
+
+def measure_fp16(args, folder, sentences):
+    """distilface.py in its three precisions (the paper's section 4.2): yield a line for each."""
+    model = random_model(folder / "model", TINY if args.tiny else {})  # BERT-base's shape
+    steps = 4 if args.tiny else STEPS
+    for precision in distilface.DTYPES:
+        options = dict(student=model, batch_size=128, precision=precision, max_steps=steps)
+        options |= dict(steps=steps, pooling="avg")
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        speed = run_script(script, folder, sentences, STEPS // 2, **options)
-        memory = torch.cuda.max_memory_allocated() / 1e9  # 0 on a CPU
-        row = {"sentences/s": speed, "peak memory, GB": memory}
-        rows[f"{script.__name__}.py, {batch_size}, {precision}"] = row
-    return rows
+        speed = run_script(distilface, folder, sentences, steps // 2, **options)
+        memory = torch.cuda.max_memory_allocated() / 1e9 if DEVICE == "cuda" else 0
+        line = dict(part="fp16", model="distilface.py", way=precision, machine=machine())
+        yield line | {"sentences/s": speed, "GB": round(memory, 3)}
+
+
+def pick(line, names):
+    return {name: line[name] for name in names if name in line}
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -288,17 +317,21 @@ def parse_args():
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     is_default = "(default: %(default)s)"
-    sizes = "of training (default: 64 512)"
+    sizes = "(default: 64 512; gpu: 64 512 2048)"
     add("--only", choices=("train", "dse", "gpu"), help="one part (default: train and dse)")
     add("--teacher", default=MINILM, help=f"folder or Hub name {is_default}")
     add("--student-layers", default="1,3,5", help=f"of the teacher {is_default}")
     add("--train", default=DEMO / "sentences.txt", help=f"sentences {is_default}")
     add("--sentences", type=in_range(int, 2), default=6400, help=f"how many {is_default}")
-    add("--batch-sizes", type=in_range(int, 2), nargs="+", default=[64, 512], help=sizes)
+    add("--batch-sizes", type=in_range(int, 2), nargs="+", help=sizes)
     add("--rounds", type=in_range(int, 1), default=3, help=is_default)
     add("--random-weights", action="store_true", help="dse: BERT-large's shape, for times alone")
     add("--tiny", action="store_true", help="gpu: a small model, as a test")
-    return parser.parse_args()
+    add("--json", metavar="FILE", help="gpu: append a line of JSON for each row")
+    args = parser.parse_args()
+    args.max_length = MAX_LENGTH
+    args.batch_sizes = args.batch_sizes or ([64, 512, 2048] if args.only == "gpu" else [64, 512])
+    return args
 
 
 def main():
@@ -313,7 +346,7 @@ def main():
         elif "dse" in parts:
             print(table(measure_dse(args.teacher, args.student_layers)))
         if "gpu" in parts:
-            print(table(measure_gpu(args, folder)))
+            measure_gpu(args, folder)
     print(f"\n{machine()}")
 
 

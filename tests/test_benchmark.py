@@ -1,10 +1,14 @@
 """extras/benchmark.py: the table of a small training, padding by loops, the GPU's part on a CPU."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import common
-from extras import benchmark
+from extras import benchmark, gpu
 
 LENGTHS = np.random.default_rng(0).integers(3, 30, 1000)
 
@@ -47,7 +51,7 @@ def test_padding_is_that_of_the_batches(order):
     parts = []
     for step in range(16):
         rows = batches[step]
-        parts += [rows[part] for part in common.similar_lengths(LENGTHS[rows], "cpu")]
+        parts += [rows[part] for part in common.similar_lengths(LENGTHS[rows], "cpu", 384)]
     assert our == pytest.approx(share(parts))
     assert share(parts) <= whole
 
@@ -68,10 +72,39 @@ def test_a_row_for_each_order_batch_size_and_precision(call_main, models_folder)
 
 
 @pytest.mark.slow
-def test_what_is_measured_on_a_gpu_runs_on_a_cpu(call_main, monkeypatch):
-    monkeypatch.setattr(benchmark, "STEPS", 4)
+def test_what_is_measured_on_a_gpu_runs_on_a_cpu(call_main, tmp_path):
     options = ("--only", "gpu", "--tiny", "--sentences", 64, "--batch-sizes", 8)
-    printed = rows(call_main(benchmark, *options))
-    scripts = ("ckd.py", "distilface.py")
-    assert list(printed) == [f"{a}, 8, {b}" for a in scripts for b in benchmark.PRECISIONS]
-    assert all(row["sentences/s"] > 0 for row in printed.values())
+    printed = call_main(benchmark, *options, "--json", tmp_path / "gpu.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").open()]
+    settings = [(line["work"], line["way"]) for line in lines if line["part"] == "gpu"]
+    assert settings == [(work, way) for work in gpu.STEPS for way in gpu.WAYS]
+    assert [line["way"] for line in lines if line["part"] == "fp16"] == ["fp32", "bf16", "fp16"]
+    (cost,) = [line for line in lines if line["part"] == "launches"]
+    assert cost["launches"] > 100
+    for line in lines:
+        assert line.get("sentences/s", 1) > 0 and line["machine"] in printed
+
+
+def test_floating_point_operations_by_hand():
+    """Two layers of width 4, feed-forward 8: 2 (4 x 16 + 2 x 32) weights; 3 and 5 tokens."""
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8
+    )
+    weights = 2 * (4 * 16 + 2 * 32)
+    expected = 2 * weights * (3 + 5) + 2 * 2 * 2 * 4 * (3**2 + 5**2)
+    model = transformers.BertModel(config)
+    assert gpu.forward_flops(model, np.array([3, 5])) == expected
+
+
+def test_launches_leave_out_views():
+    with gpu.Launches() as counted:
+        a = torch.ones(2, 3)
+        (a.T @ a).sum()
+    assert counted.launches() == 3  # ones, mm, sum
+
+
+@pytest.mark.parametrize("pass_work, parts", [(0, 3), (30 * 10**2, 2), (10**9, 1)])
+def test_on_a_gpu_a_part_ends_where_it_is_worth_a_pass(monkeypatch, pass_work, parts):
+    """Texts of 30, 10 and 3 tokens at width 10: the first part has 30 tokens, the second 10."""
+    monkeypatch.setattr(common, "PASS_WORK", pass_work)
+    assert len(common.similar_lengths(np.array([3, 30, 10]), "cuda", 10)) == parts

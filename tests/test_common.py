@@ -105,7 +105,7 @@ def test_parts_of_similar_length(longest):
     random = np.random.default_rng(1)
     for count in (1, 2, 7, 64, 300):
         lengths = random.integers(3, longest, count)
-        parts = common.similar_lengths(lengths, "cpu")
+        parts = common.similar_lengths(lengths, "cpu", 32)
         assert sorted(np.concatenate(parts).tolist()) == list(range(count))
         sizes = [lengths[part].max() * len(part) for part in parts]
         for size, part in zip(sizes, parts):
@@ -125,7 +125,7 @@ def test_a_batch_in_parts_is_a_padded_batch(bert, embed):
     texts = [" ".join(["run fast", *demo_sentences(i % 9)]) for i in range(40)]
     tokens = common.Tokens(bert, texts)
     rows = np.random.default_rng(2).permutation(np.arange(40).repeat(2))[:70]
-    assert len(common.similar_lengths(tokens.lengths[rows], "cpu")) > 3
+    assert len(common.similar_lengths(tokens.lengths[rows], "cpu", 32)) > 3
     encoder = copy.deepcopy(bert).double()
     found = []
     for outputs in (

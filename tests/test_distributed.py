@@ -12,10 +12,12 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, alter, dev_scores, losses, rows
+from conftest import ON_GPU, ROOT, alter, dev_scores, losses, rows
 from processes import finish, finish_several, small_options, start, start_several
 
 import eval_sts
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="several processes cannot share one GPU")
 
 
 @pytest.fixture(scope="module")
