@@ -108,7 +108,9 @@ def must_stay(encoder, tokenizer, tokens, counts, all_characters):
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
     steps = json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
     is_byte_level = '"ByteLevel"' in steps  # the characters of its tokens are the 256 bytes
-    spelled = tokens if all_characters or is_byte_level else tokens.keys() & np.flatnonzero(counts)
+    spelled = tokens.keys() & np.flatnonzero(counts)
+    if all_characters or is_byte_level:
+        spelled = tokens
     characters = set(string.printable).union(*(tokens[i] for i in spelled))
     prefix = tokenizer["model"].get("continuing_subword_prefix") or ""
     return kept.union(needed(tokens, prefix, characters))
@@ -172,11 +174,13 @@ def cut_model(model, new):
     embeddings = model.get_input_embeddings()
     embeddings.weight = nn.Parameter(embeddings.weight.detach()[list(new)])
     embeddings.num_embeddings = model.config.vocab_size = len(new)
-    for key, value in model.config.to_dict().items():
-        if key.endswith("_token_id") and isinstance(value, int):
-            setattr(model.config, key, new.get(value))
-        if key.endswith("_token_id") and isinstance(value, list):
+    settings = model.config.to_dict()
+    for key in [key for key in settings if key.endswith("_token_id")]:
+        value = settings[key]
+        if isinstance(value, list):  # several tokens may end a text
             setattr(model.config, key, [new[old] for old in value if old in new])
+        elif value is not None:
+            setattr(model.config, key, new.get(value))
 
 
 def all_ids(encoder, sentences):

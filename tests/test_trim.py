@@ -357,6 +357,13 @@ def test_what_cannot_be_cut(unigram, wordpiece, fails, tmp_path):
     assert not (tmp_path / "trimmed").exists()
 
 
+def cells(printed):
+    """The printed table -> its rows, before and after: {column: number}."""
+    lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed.splitlines()]
+    names, _, *rows = lines
+    return [{name: float(cell) for name, cell in zip(names, row) if cell} for row in rows]
+
+
 def merges_of(folder):
     """{token: [(a, b)]} of a folder's tokenizer: a and b are merged into the token."""
     found = {}
@@ -397,17 +404,16 @@ def test_bpe_keeps_the_tokens_of_the_sentences(name, request, call_main, tmp_pat
         assert pieces(after, text) == pieces(before, text)
     vectors = [common.encode(embed, encoder, texts) for encoder in (before, after)]
     assert np.allclose(*vectors, atol=1e-6)
+    first, second = cells(printed)
     lengths = [len(before.tokenizer(text).input_ids) for text in texts]
-    cells = [
-        [float(cell) for cell in line.split("|")[2:-1] if cell.strip()]
-        for line in printed.splitlines()[2:]
-    ]
-    assert cells[0][4] == cells[1][4] == pytest.approx(np.mean(lengths), abs=0.005)
-    assert cells[0][2] == cells[1][2] == 0  # unknown tokens
-    assert cells[1][5] == 100
-    rows = before.model.config.vocab_size - len(expected)
-    assert cells[0][3] - cells[1][3] == pytest.approx(rows * 32 * 4 / 1e6, abs=0.011)
-    assert cells[1][0] == len(expected)
+    assert first["tokens per sentence"] == pytest.approx(np.mean(lengths), abs=0.005)
+    assert second["tokens per sentence"] == first["tokens per sentence"]
+    assert first["unknown"] == second["unknown"] == 0
+    assert second["% of tokens kept"] == 100
+    assert second["tokens"] == len(expected)
+    removed = before.model.config.vocab_size - len(expected)
+    saved = first["MB, fp32"] - second["MB, fp32"]
+    assert saved == pytest.approx(removed * 32 * 4 / 1e6, abs=0.011)  # rounded to 0.01 twice
 
     (tmp_path / "trimmed").rename(tmp_path / "first")
     if name != "gemma":
@@ -504,12 +510,13 @@ def test_bpe_of_real_sentences(shared_data, call_main, tmp_path):
     assert 0.5 < np.mean(same) < 1
     for text, row in zip(texts, second):
         assert after.tokenizer.convert_tokens_to_string(row) == text
-    cells = [line.split("|") for line in printed.splitlines()[2:]]
-    assert [float(row[2]) for row in cells] == [30_001, 8000]
+    printed = cells(printed)
+    assert [row["tokens"] for row in printed] == [30_001, 8000]
     means = [np.mean([len(row) for row in side]) for side in (first, second)]
-    assert [float(row[6]) for row in cells] == pytest.approx(means, abs=0.005)
+    found = [row["tokens per sentence"] for row in printed]
+    assert found == pytest.approx(means, abs=0.005)
     share = np.mean([piece in kept for row in first for piece in row])
-    assert float(cells[1][7]) == pytest.approx(100 * share, abs=0.005)
+    assert printed[1]["% of tokens kept"] == pytest.approx(100 * share, abs=0.005)
 
 
 @pytest.mark.slow
