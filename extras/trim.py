@@ -13,10 +13,9 @@ A character that FILE lacks may become unknown, and with WordPiece its whole wor
 (RoBERTa, ModernBERT, Qwen3, Gemma) can be cut.
 
 BPE builds a token by merging shorter ones, so a token stays only together with all pieces that it
-is built of. Its frequency in FILE counts how often it is formed, also as a piece of another token.
-If all tokens of a sentence stay, the sentence is still split into the same tokens. BPE that writes
-unknown characters as bytes (all of the above) keeps the tokens of all bytes, and nothing becomes
-unknown.
+is built of. If all tokens of a sentence stay, the sentence is still split into the same tokens.
+BPE that writes unknown characters as bytes (all of the above) keeps the tokens of all bytes, and
+nothing becomes unknown.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
 """
@@ -123,15 +122,10 @@ def choose(encoder, tokenizer, tokens, counts, args):
     kept.update(*[pieces.get(i, [i]) for i in kept])
     if args.tokens < len(kept):
         raise UserError(f"--tokens {args.tokens} is too few: {len(kept)} must stay; give as many")
-    uses = np.zeros_like(counts)
-    for i, parts in pieces.items():
-        uses[parts] += counts[i]
-
-    def order(i):
-        """A token comes after its pieces: they have as many uses or more, and are shorter."""
-        return -uses[i], max(pieces[i]), len(tokens[i])
-
-    kept.update(sorted(tokens.keys() - kept, key=order)[: args.tokens - len(kept)])
+    for i in np.argsort(-counts, kind="stable"):
+        missing = {*pieces.get(i, [])} - kept
+        if len(kept) + len(missing) <= args.tokens:
+            kept |= missing
     return {int(old): new for new, old in enumerate(sorted(kept))}
 
 

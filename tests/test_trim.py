@@ -192,8 +192,9 @@ def gemma(tmp_path):
         for place in range(1, len(token))
         if token[:place] in vocabulary and token[place:] in vocabulary
     ]
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-    vocabulary = numbered(special, [f"<0x{byte:02X}>" for byte in range(256)], vocabulary)
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    written = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = numbered(special, written, vocabulary, ["<mask>"])
     options = dict(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     tokenizer.model = models.BPE(vocabulary, merges, **options)
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
@@ -203,9 +204,9 @@ def gemma(tmp_path):
     )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps)
-    names = {f"{token[1:-1]}_token": token for token in special}
+    names = {f"{token[1:-1]}_token": token for token in [*special, "<mask>"]}
     folder = save(tokenizer, "gemma3_text", "GemmaTokenizer", tmp_path, **names)
-    alter(folder / "config.json", dict(eos_token_id=[1, 2]))
+    alter(folder / "config.json", dict(eos_token_id=[1, vocabulary["<mask>"]]))
     return folder
 
 
@@ -463,12 +464,13 @@ def letters(tmp_path):
 @pytest.mark.parametrize(
     "texts, amount, merges, split",
     [
-        # ab is formed three times, abc twice. ab + c ends in abc, since a + b comes before b + c.
-        (["abc abd", "abc bc"], 1, ["a b"], "ab c | ab d | b c | d ab"),
+        # abc is the most frequent, and needs ab, but not bc: a + b is merged before b + c.
+        (["abc abd", "abc bc"], 1, ["b c"], "a bc | a b d | bc | d a b"),
         (["abc abd", "abc bc"], 2, ["a b", "ab c"], "abc | ab d | b c | d ab"),
+        (["abc abd", "abc bc"], 3, ["a b", "b c", "a bc", "ab c"], "abc | ab d | bc | d ab"),
         # No merge ends in dab, which is a token only as a whole word.
         (["dab dab", "dab"], 1, [], "a b c | a b d | b c | dab"),
-        # No sentence has a token of several letters: in the vocabulary's order, but ab before abc.
+        # No sentence has a token of several letters: the vocabulary's first that fit with pieces.
         (["a b"], 1, ["a b"], "ab c | ab d | b c | d ab"),
         (["a b"], 2, ["a b", "ab c"], "abc | ab d | b c | d ab"),
         (["a b"], 3, ["a b", "b c", "a bc", "ab c"], "abc | ab d | bc | d ab"),
@@ -486,7 +488,10 @@ def test_bpe_that_cannot_be_cut(letters, fails, tmp_path):
     file = tmp_path / "sentences.txt"
     file.write_text("abc", "utf-8")
     options = ["--train", file, "--output", tmp_path / "trimmed", "--tokens"]
-    assert "8 must stay" in fails(trim, letters, *options, 7)
+    assert " 8 must stay" in fails(trim, letters, *options, 7)
+    prompts = letters / "config_sentence_transformers.json"
+    alter(prompts, dict(prompts=dict(query="abc ")))  # the prompt's token needs ab
+    assert " 10 must stay" in fails(trim, letters, *options, 9)
     alter(letters / "tokenizer.json", lambda content: content["model"].update(dropout=0.1))
     assert "dropout" in fails(trim, letters, *options, 10)
     assert not (tmp_path / "trimmed").exists()
