@@ -9,8 +9,13 @@ whose token is removed is split into several, so that its sentence gets another 
     vocabulary's first
 
 A character that FILE lacks may become unknown, and with WordPiece its whole word, unless
---all-characters is given. WordPiece (BERT, MPNet) and Unigram (XLM-R, multilingual E5) can be cut;
-BPE cannot, since its tokens are built from other tokens.
+--all-characters is given. WordPiece (BERT, MPNet), Unigram (XLM-R, multilingual E5) and BPE
+(RoBERTa, ModernBERT, Qwen3, Gemma) can be cut.
+
+BPE builds a token by merging shorter ones, so a token stays only together with all pieces that it
+is built of. If all tokens of a sentence stay, the sentence is still split into the same tokens.
+BPE that writes unknown characters as bytes (all of the above) keeps the tokens of all bytes, and
+nothing becomes unknown.
 
   python -m extras.trim my-encoder --train my-sentences.txt --tokens 20000 --output runs/trimmed
 """
@@ -18,6 +23,7 @@ BPE cannot, since its tokens are built from other tokens.
 import json
 import re
 import string
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +36,47 @@ from common import chunks, load_encoder, read_sentences, replacing, save_encoder
 def read_vocabulary(tokenizer):
     """tokenizer: the content of tokenizer.json -> {id: token}. Raises ValueError."""
     kind, vocabulary = tokenizer["model"]["type"], tokenizer["model"]["vocab"]
-    if kind == "WordPiece":
+    if kind == "BPE":
+        check_merges(tokenizer["model"])
+    if kind in ("WordPiece", "BPE"):
         return {i: token for token, i in vocabulary.items()}
     if kind == "Unigram":
         if tokenizer["model"].get("unk_id") is None:
             raise ValueError("its tokenizer has no unknown token, which a smaller one needs")
         return {i: token for i, (token, _) in enumerate(vocabulary)}
-    raise ValueError(f"its tokenizer is {kind}; only WordPiece and Unigram can be cut")
+    raise ValueError(f"its tokenizer is {kind}; only WordPiece, Unigram and BPE can be cut")
+
+
+def check_merges(model):
+    """Raise ValueError for a BPE whose tokens cannot be traced to the merges that form them."""
+    if not model["merges"]:
+        raise ValueError("its BPE tokenizer has no merges, so no token can be split")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise ValueError(f"its BPE tokenizer has {key} {model[key]!r}, which is not supported")
+
+
+def pieces_of(model, tokens):
+    """tokens: {id: token} -> {id: ids of the token and of all pieces that BPE merges into it}.
+
+    BPE begins with characters, and merges the neighbors whose merge comes first in its list, until
+    no merge is left. What it merges within a token does not depend on the text around. A token that
+    no merges form, such as one of WordPiece or Unigram, has no pieces.
+    """
+    ids = {token: i for i, token in tokens.items()}
+    ranks = {tuple(pair): rank for rank, pair in enumerate(model.get("merges", []))}
+    pieces = {}
+    for i, token in tokens.items():
+        parts = [*token]
+        formed = {*parts}
+        while merges := [(ranks[p], at) for at, p in enumerate(pairwise(parts)) if p in ranks]:
+            _, at = min(merges)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            formed.add(parts[at])
+        pieces[i] = [i]
+        if parts == [token]:
+            pieces[i] += [ids[piece] for piece in formed - {token}]
+    return pieces
 
 
 def needed(tokens, prefix, characters):
@@ -56,33 +96,50 @@ def needed(tokens, prefix, characters):
             yield i
 
 
-def choose(encoder, tokenizer, tokens, counts, args):
-    """-> {old id: new id}, in the old order. counts: of ids in the sentences. UserError."""
+def must_stay(encoder, tokenizer, tokens, counts, all_characters):
+    """-> ids of special, added and unknown tokens, and of those of prompts, characters, bytes."""
     kept = {token["id"] for token in tokenizer["added_tokens"]}
     unknown = (tokenizer["model"].get("unk_token"), tokenizer["model"].get("unk_id"))
     kept.update(i for i, token in tokens.items() if token == unknown[0] or i == unknown[1])
     # RoBERTa and its kin count positions from the padding token's id, so it stays the same.
-    kept.update(range(getattr(encoder.model.embeddings, "padding_idx", -1) + 1))
+    embeddings = getattr(encoder.model, "embeddings", None)
+    kept.update(range(getattr(embeddings, "padding_idx", -1) + 1))
     kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
-    spelled = tokens if args.all_characters else tokens.keys() & np.flatnonzero(counts)
+    steps = json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
+    is_byte_level = '"ByteLevel"' in steps  # the characters of its tokens are the 256 bytes
+    spelled = tokens.keys() & np.flatnonzero(counts)
+    if all_characters or is_byte_level:
+        spelled = tokens
     characters = set(string.printable).union(*(tokens[i] for i in spelled))
-    prefix = tokenizer["model"].get("continuing_subword_prefix", "")
-    kept.update(needed(tokens, prefix, characters))
+    prefix = tokenizer["model"].get("continuing_subword_prefix") or ""
+    return kept.union(needed(tokens, prefix, characters))
+
+
+def choose(encoder, tokenizer, tokens, counts, args):
+    """-> {old id: new id}, in the old order. counts: of ids in the sentences. UserError."""
+    pieces = pieces_of(tokenizer["model"], tokens)
+    kept = must_stay(encoder, tokenizer, tokens, counts, args.all_characters)
+    kept.update(*[pieces.get(i, [i]) for i in kept])
     if args.tokens < len(kept):
         raise UserError(f"--tokens {args.tokens} is too few: {len(kept)} must stay; give as many")
-    frequent = [i for i in np.argsort(-counts, kind="stable") if i in tokens and i not in kept]
-    kept.update(frequent[: args.tokens - len(kept)])
+    for i in np.argsort(-counts, kind="stable"):
+        missing = {*pieces.get(i, [])} - kept
+        if len(kept) + len(missing) <= args.tokens:
+            kept |= missing
     return {int(old): new for new, old in enumerate(sorted(kept))}
 
 
 def cut_tokenizer(tokenizer, tokens, new):
     """Keep the ids of `new`, {old id: new id}: in vocabulary, added tokens, template. In place."""
     model = tokenizer["model"]
-    if model["type"] == "WordPiece":
-        model["vocab"] = {tokens[old]: new[old] for old in new if old in tokens}
-    else:
+    if model["type"] == "Unigram":
         model["vocab"] = [model["vocab"][old] for old in new if old in tokens]
         model["unk_id"] = new[model["unk_id"]]
+    else:
+        model["vocab"] = {tokens[old]: new[old] for old in new if old in tokens}
+    if model["type"] == "BPE":
+        known = model["vocab"].keys()
+        model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= known]
     for token in tokenizer["added_tokens"]:
         token["id"] = new[token["id"]]
     template = tokenizer["post_processor"] or {}
@@ -100,8 +157,8 @@ def cut_files(files, tokenizer, new):
         if re.fullmatch(r"vocab.*|merges\.txt|added_tokens\.json|.*\.(model|spm|codes)", name):
             del files[name]
     settings = json.loads(files["tokenizer_config.json"])
-    added = settings.get("added_tokens_decoder", {})
-    settings["added_tokens_decoder"] = {str(new[int(i)]): token for i, token in added.items()}
+    if added := settings.get("added_tokens_decoder"):  # an empty one would replace tokenizer.json's
+        settings["added_tokens_decoder"] = {str(new[int(i)]): added[i] for i in added}
     files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode()
     files["tokenizer.json"] = json.dumps(tokenizer).encode()
 
@@ -111,8 +168,12 @@ def cut_model(model, new):
     embeddings = model.get_input_embeddings()
     embeddings.weight = nn.Parameter(embeddings.weight.detach()[list(new)])
     embeddings.num_embeddings = model.config.vocab_size = len(new)
-    for key, value in model.config.to_dict().items():
-        if key.endswith("_token_id") and isinstance(value, int):
+    settings = model.config.to_dict()
+    for key in [key for key in settings if key.endswith("_token_id")]:
+        value = settings[key]
+        if isinstance(value, list):  # several tokens may end a text
+            setattr(model.config, key, [new[old] for old in value if old in new])
+        elif value is not None:
             setattr(model.config, key, new.get(value))
 
 
@@ -126,10 +187,12 @@ def all_ids(encoder, sentences):
 def row(encoder, ids, sentences):
     """A row of the table. ids: of all tokens of the sentences."""
     vocabulary = encoder.tokenizer.get_vocab()
+    model = encoder.tokenizer.backend_tokenizer.model
+    unknown = getattr(model, "unk_token", encoder.tokenizer.unk_token)  # None in byte-level BPE
     return {
         "tokens": encoder.model.config.vocab_size,
         "one-character tokens": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
-        "unknown": np.sum(ids == encoder.tokenizer.unk_token_id),
+        "unknown": np.sum(ids == vocabulary.get(unknown, -1)),
         "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
         "tokens per sentence": len(ids) / len(sentences),
     }
