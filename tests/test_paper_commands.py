@@ -46,7 +46,7 @@ DSE_TASKS = ("mrpc", "mnli", "snli")
 SENTENCES = ["my-sentences.txt", "wiki1m_for_simcse.txt", "ffgcc/NEWS5M", "flickr30k-captions.txt"]
 SENTENCES += [f"news-{n}m.txt" for n in range(1, 6)]
 TEXT_PAIRS = ["en-de.tsv", "en-de-test.tsv", "back_translated_nli.txt", "nli-translations.tsv"]
-SCORED_PAIRS = ["my-pairs.tsv", "my-dev-pairs.tsv"]
+SCORED_PAIRS = ["my-pairs.tsv", "my-dev-pairs.tsv", "my-test-pairs.tsv"]
 SCORED_PAIRS += [f"STS2017-extended/STS.{pair}.txt" for pair in ("ar-ar", "en-ar", "en-de")]
 
 
