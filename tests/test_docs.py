@@ -32,8 +32,8 @@ TABLES = {name: path.read_text("utf-8") for name, path in TABLES.items()}
 PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
 # What each page of a paper has, in this order, and the columns of its tables.
 SECTIONS = {
-    "Is it the authors' method?": "authors' program | here | steps | largest relative difference of "
-    "a loss",
+    "Is it the authors' method?": "authors' program | here | steps | largest relative "
+    "difference of a loss",
     "On your own data": None,
     "Paper against here": "run | student before | after | teacher",
     "Equations": "equation | function",

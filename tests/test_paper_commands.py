@@ -39,6 +39,7 @@ NUMBERS = [  # part of a command, what it prints: the last column of its table, 
     (r"quantize|benchmark --only gpu", r"sentences/s .*\|"),
     (r"benchmark", r"factor \|"),
     (r"analyze (\w+)", r"figures/\1.json"),
+    (r"eval_sts.*--pairs (my-\S+)", r"\1 .*\|"),
     (r"eval_", r"avg .*\|"),
     (r"\.py|sweep|baselines", r"dev .*\|"),
 ]
