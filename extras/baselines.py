@@ -15,7 +15,7 @@ baselines. With --beir, texts and dev score are those of extras.ibkd_dr.
         |           +--> layers, pooled --> projection (PKD, MetaKD) ------+
         +-> second view --> student (Dual-L2, SKD) ------------------------+
 
-Departures that change results (of MetaKD: docs/ckd.md; of CRD: docs/ibkd.md):
+Departures that change results (docs/baselines.md has those of MetaKD, CRD and HPD):
   - PKD is the mean over the batch without clipping, as KD is in DistilCSE's code, which has no PKD;
     eq. 2 has the sum, whose gradient norm is far above 1. MetaKD is trained likewise.
   - Without --pairs, a second view is the sentence without a tenth of its words, as in congen.py.

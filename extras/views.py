@@ -13,7 +13,7 @@ A sentence of which nothing would be left is its own second view. Words and toke
 deletion draws anew at every step. Join the files of three seeds for three second views.
 
 translate is the paper's own way, by Google's translator. Here, models translate that transformers'
-AutoModelForSeq2SeqLM loads (docs/congen.md has Table 6's mBART); the defaults need `pip install
+AutoModelForSeq2SeqLM loads (docs/tables/congen.sh has mBART); the defaults need `pip install
 sentencepiece sacremoses`. The same command continues an interrupted one.
 
   python -m extras.views translate --train sentences.txt --output pairs.tsv

