@@ -15,15 +15,15 @@ entailed sentence among all entailed and contradicting sentences of the batch.
                                                  +-> squared error to h^T  --objective kd, eq. 2, 3
     anchor, positive, hard negative --> student --> InfoNCE                stage 2, eq. 7
 
-Departures that change results (docs/ckd.md has all of them, next to the authors' code):
+Departures that change results, and choices where the paper is silent (docs/ckd.md has all of them):
   - tau is fixed at 0.05, as the paper gives no value; --learn-temperature learns it.
-  - The optimizer's betas and the schedule of the learning rate are those of the authors' code.
+  - Betas, schedule, the bias of M and clipping of the gradient's norm at 1 are the authors' code's.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
-  - The bank is cleared at the start of an epoch (paper: only its oldest entries go), so that no
-    embedding of the same sentence is left.
-  - KD averages over the batch (eq. 2: sum) and is unclipped, as in the authors' code.
+  - The bank is cleared at the start of an epoch (paper: only its oldest entries go): an embedding
+    of the same sentence, from the last epoch, would count as its negative.
+  - KD averages over the batch (eq. 2: sum) and does not clip gradients, as in the authors' code.
 
-  python ckd.py --student bert-base-uncased         the paper's student of 110M
+  python ckd.py --student bert-base-uncased         the paper's student of 110M parameters
   python ckd.py --objective kd --teacher MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
 
@@ -62,8 +62,8 @@ def contrastive_distillation_loss(student, teacher, queue, temperature):
     """
     keys = teacher if queue is None else torch.cat([teacher, queue])  # [N + Q, D]
     logits = cosine(student, keys) / temperature  # [N, N + Q]
-    positives = torch.arange(len(student), device=student.device)  # key i belongs to sentence i
-    return F.cross_entropy(logits, positives)
+    labels = torch.arange(len(student), device=student.device)  # key i belongs to sentence i
+    return F.cross_entropy(logits, labels)
 
 
 def supervised_contrastive_loss(anchor, positive, hard_negative, temperature):
@@ -74,8 +74,8 @@ def supervised_contrastive_loss(anchor, positive, hard_negative, temperature):
     """
     keys = torch.cat([positive, hard_negative])  # [2 N, D]
     logits = cosine(anchor, keys) / temperature  # [N, 2 N]
-    positives = torch.arange(len(anchor), device=anchor.device)
-    return F.cross_entropy(logits, positives)
+    labels = torch.arange(len(anchor), device=anchor.device)  # key i is the positive of anchor i
+    return F.cross_entropy(logits, labels)
 
 
 # ---- Model ---------------------------------------------------------------------------------------
@@ -111,31 +111,30 @@ def enqueue(queue, embeddings, size):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
-from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
-from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
+from common import Batches, Tokens, embed_rows, spearman, to_device
+from common import read_dev, read_embeddings, read_sentences, read_triplets, resolve_data
+from common import load_encoder, load_untrained_student, check_saved, save_encoder
+from common import teacher_embeddings
+from common import ArgumentParser, Run, in_range, run_main, run_settings
 
 
 def warmup_cosine(step, epoch_steps, total):
-    """Factor of the learning rate in step 1, 2, ..., total: rises from 0, then falls as a cosine.
+    """Factor of the learning rate after `step` steps: rises from 0, then falls as a cosine.
 
     As in the authors' code; the paper has no schedule. The rise takes a tenth of an epoch.
     """
     warmup = epoch_steps / 10
-    done = step - 1
-    if done < warmup:
-        return done / max(1, warmup)
-    progress = (done - warmup) / max(1, total - warmup)  # 0 to 1
+    if step < warmup:
+        return step / max(1, warmup)
+    progress = (step - warmup) / max(1, total - warmup)  # 0 to 1
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-def distill(student, sentences, targets, dev_set, run, args):
-    """Stage 1, section 3.1 -> best dev score (of h^S, without M), its step, the last step.
+def distill(student, sentences, targets, dev_pairs, run, args):
+    """Stage 1, section 3.1. Returns the best dev score, its step, and the last step.
 
-    targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and main()
-    has computed its embeddings once.
+    targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and
+    run_distill() obtains its embeddings beforehand. Dev scores are of h^S, without M.
     """
     tokens = Tokens(student, sentences, args.max_length)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
@@ -143,8 +142,8 @@ def distill(student, sentences, targets, dev_set, run, args):
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
-    torch.manual_seed(args.seed)  # M starts at random
-    model = nn.Module()  # what the optimizer and a checkpoint have
+    torch.manual_seed(args.seed)  # M is initialized at random
+    model = nn.Module()  # everything that is trained
     model.student = student
     model.projection = nn.Identity()  # eq. 2 and 5
     if student.dimension != targets.shape[1] or args.projection:
@@ -157,17 +156,20 @@ def distill(student, sentences, targets, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step, bank = run.begin(total, state, (0, -math.inf, 0, bank))
-    while True:
+    start, best, best_step, bank = run.begin(total, state, (0, -math.inf, 0, bank))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step, bank))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
+            dev = spearman(embed, student, dev_pairs)  # without dropout
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: does the saved student load?
+                saved = load_encoder(run.folder, device=args.device)
+                check_saved(embed, student, saved, sentences[:20])
+            run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step
 
@@ -175,16 +177,17 @@ def distill(student, sentences, targets, dev_set, run, args):
         if step % batches.per_epoch == 0:
             bank = bank[:0]
 
-        # One step. Above, `step` is the number of finished steps; below, that of the current one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        step += 1
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        torch.manual_seed(args.seed * 1_000_003 + step)  # a resumed run draws the same dropout
         lr = args.lr * warmup_cosine(step, batches.per_epoch, total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
             embedding = embed_rows(embed, student, tokens, rows, args.device)  # h^S [N, D]
         projected = model.projection(embedding)  # h^S M [N, D_T]
-        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
+        target = to_device(
+            targets[rows], args.device
+        )  # h^T [N, D_T], from the disk if there are many
         temperature = model.log_tau.exp()
         if args.objective == "kd":
             loss = mse_loss(projected, target)  # eq. 2 and 3
@@ -196,15 +199,14 @@ def distill(student, sentences, targets, dev_set, run, args):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         # The size of the bank is logged, since the loss grows with the number of keys.
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
+        run.log(step + 1, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
         bank = enqueue(bank, target, args.queue_size)  # after the loss; for KD, it stays empty
 
 
-def finetune(student, triplets, dev_set, run, args):
-    """Stage 2, section 3.2 -> best dev score, its step, the last step.
+def finetune(student, triplets, dev_pairs, run, args):
+    """Stage 2, section 3.2: as distill(), without teacher, bank and early stopping.
 
-    triplets: n lists [anchor, positive, hard negative] of texts. The student at the start is
-    scored, too, and kept if no step improves on it.
+    triplets: n lists [anchor, positive, hard negative] of texts.
     """
     columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
     lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
@@ -221,23 +223,25 @@ def finetune(student, triplets, dev_set, run, args):
     optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), fused=True)
 
     state = [model, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]
+            dev = spearman(embed, student, dev_pairs)
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:
+                saved = load_encoder(run.folder, device=args.device)
+                check_saved(embed, student, saved, triplets[0])
+            run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step
 
         # One step.
         rows = batches[step]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)
         lr = peak * warmup_cosine(step, batches.per_epoch, total)
         optimizer.param_groups[0]["lr"] = lr
@@ -251,47 +255,84 @@ def finetune(student, triplets, dev_set, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr, temperature=temperature)
+        run.log(step + 1, len(rows), loss=loss, lr=lr, temperature=temperature)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
 NLI_TRIPLETS = "nli_for_simcse.csv"
+POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 
 
 def parse_args():
     positive_int = in_range(int, 1)
     positive_float = in_range(float, 1e-9)
-    parser = ArgumentParser(__doc__)
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large", pooling="pooler")
-    add_embeddings_option(parser)
-    add_data_options(parser, NEWS_5M)
-    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3)"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
     stage_1 = "stage 1 (default: %(default)s; paper §4.2)"
     stage_2 = "stage 2 (default: %(default)s; paper §4.2)"
+    parser = ArgumentParser(__doc__)
+
+    add = parser.add_argument_group("models").add_argument
+    teacher = "princeton-nlp/sup-simcse-roberta-large"
+    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
+    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
+    add("--teacher-embeddings", metavar="FILE", help=text)
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    text = "student pooling (default: the teacher's if cut from it, else its folder's, else pooler)"
+    add("--pooling", choices=POOLINGS, help=text)
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    text = "of the student (default: its folder's; 0 if it is cut)"
+    add("--dropout", type=in_range(float, 0, 0.99), help=text)
+
+    add = parser.add_argument_group("data").add_argument
+    add("--train", help=f"sentences or a .csv of triplets (default: {NEWS_5M})")
+    text = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.1)"
+    add("--triplets", help=text)
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+
     add = parser.add_argument_group("method").add_argument
-    add("--objective", choices=("ckd", "kd"), default="ckd", help="loss of stage 1 (default: ckd)")
-    add("--stage", choices=("distill", "finetune", "both"), help=stages)
+    add("--objective", choices=("ckd", "kd"), default="ckd", help=f"loss of stage 1 {shown}")
+    text = "distill: 1; finetune: 2 (default: both; distill for --train without --triplets)"
+    add("--stage", choices=("distill", "finetune", "both"), help=text)
     add("--projection", action="store_true", help="use M even if the dimensions are equal")
-    add("--temperature", type=positive_float, help="tau (default: 0.05; learned: starts at 0.368)")
-    add("--learn-temperature", action="store_true", help="learn tau, as the authors' code does")
+    add("--temperature", type=positive_float, help="tau, stage 1 (default: 0.05; 0.368 if learned)")
+    add("--learn-temperature", action="store_true", help="learn log(tau), in both stages")
     add("--queue-size", type=in_range(int, 0), default=65536, help=f"memory bank size, {stage_1}")
-    patience = "epochs without a better dev score that end stage 1; 0: never (default: %(default)s)"
-    add("--patience", type=in_range(int, 0), default=3, help=patience)
+    text = "epochs without a better dev score that end stage 1; 0: never (default: %(default)s)"
+    add("--patience", type=in_range(int, 0), default=3, help=text)
     add("--epochs", type=positive_int, default=20, help=stage_1)
     add("--batch-size", type=in_range(int, 2), default=512, help=stage_1)
     add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")
     add(
-        "--triplets",
-        help=f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.1)",
+        "--finetune-temperature",
+        type=positive_float,
+        default=0.05,
+        help="tau, stage 2 (default: 0.05)",
     )
-    add("--finetune-temperature", type=positive_float, default=0.05, help="tau (default: 0.05)")
     add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
     add("--finetune-batch-size", type=in_range(int, 2), default=128, help=stage_2)
     add("--finetune-lr", type=positive_float, help="stage 2 (default: 5e-5; 1e-5 for 30M to 80M)")
-    add_run_options(parser, output="runs/ckd", max_length=64, eval_steps=125)
-    args = parse_options(parser)
+
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/ckd", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
+    add("--max-length", type=in_range(int, 3), default=64, help=f"of a training text {shown}")
+    add("--eval-steps", type=positive_int, default=125, help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add(
+        "--device",
+        choices=sorted({"cpu", device}),
+        default=device,
+        help=f"device to run on {shown}",
+    )
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16"), help=text)
+
+    args = parser.parse()
     if args.stage is None:
         args.stage = "distill" if args.train and not args.triplets else "both"
     args.train = args.train or NEWS_5M
@@ -303,6 +344,43 @@ def parse_args():
     return args
 
 
+def run_distill(sentences, dev_pairs, run, args):
+    """Stage 1 as a run: load, train, score. Returns at once if it is finished."""
+    if run.is_finished:
+        return
+    student = load_untrained_student(args, default="pooler")
+    choose_rates(args, student)
+    if args.teacher_embeddings:
+        targets = read_embeddings(args.teacher_embeddings, len(sentences))
+    else:
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+        run.scores["teacher"] = {
+            "dev": spearman(embed, teacher, dev_pairs, vectors_of=teacher_embeddings)
+        }
+        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+        del teacher  # frees GPU memory
+    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+    outcome = distill(student, sentences, targets, dev_pairs, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    run.finish(*outcome, "best of stage 1", {"dev": spearman(embed, best, dev_pairs)}, card(args))
+
+
+def run_finetune(first, triplets, dev_pairs, run, args):
+    """Stage 2 as a run, from the student of the run `first`, or --student if that is None."""
+    if run.is_finished:
+        return
+    if first:
+        run.scores |= first.scores
+        student = load_encoder(first.folder, device=args.device, precision=args.precision)
+    else:
+        student = load_untrained_student(args, default="pooler")
+        run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+    choose_rates(args, student)
+    outcome = finetune(student, triplets, dev_pairs, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    run.finish(*outcome, "best of stage 2", {"dev": spearman(embed, best, dev_pairs)}, card(args))
+
+
 def choose_rates(args, student):
     """Set learning rates that are not given, by the student's size: section 4.2."""
     millions = sum(value.numel() for value in student.parameters()) / 1e6
@@ -311,46 +389,24 @@ def choose_rates(args, student):
     args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
 
 
+def card(args):
+    return f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
+
+
 def main():
     args = parse_args()
-    sets = evaluation_sets(args)
-    dev_set = {"dev": sets["dev"]}
-    sentences = read_sentences(args.train) if args.stage != "finetune" else []
-    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
-    settings = run_settings(args, [__file__], [*sets.values(), sentences, triplets])
-    # A stage is a run with a folder of its own; the last one has --output itself.
-    first = Run(settings, args, "distill", is_last=args.stage == "distill")
-    last = Run(settings, args, "finetune") if args.stage != "distill" else first
-    text = f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
-
-    if last.is_finished:
-        print(table(last.scores))
-        return
-    student = load_untrained_student(args, default="pooler")
-    choose_rates(args, student)
-
-    if args.stage != "finetune" and not first.is_finished:
-        if args.teacher_embeddings:
-            targets = read_embeddings(args.teacher_embeddings, len(sentences))
-        else:
-            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            first.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
-            targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-            del teacher  # frees GPU memory
-        first.scores["student before"] = spearman(embed, student, sets)
-        outcome = distill(student, sentences, targets, dev_set, first, args)
-        student = load_encoder(first.folder, device=args.device)  # the best one
-        first.finish(*outcome, {"best of stage 1": spearman(embed, student, sets)}, text)
+    dev_pairs = read_dev(args.dev)
+    sentences = read_sentences(resolve_data(args.train)) if args.stage != "finetune" else []
+    triplets = read_triplets(resolve_data(args.triplets)) if args.stage != "distill" else []
+    settings = run_settings(args, [__file__], [dev_pairs, sentences, triplets])
+    # Each stage is a run. The last one writes to --output, an earlier one to a folder inside it.
+    run = Run(settings, args, args.stage if args.stage != "both" else "finetune")
+    first = Run(settings, args, "distill", is_last=False) if args.stage == "both" else None
+    if args.stage != "finetune":
+        run_distill(sentences, dev_pairs, first or run, args)
     if args.stage != "distill":
-        if args.stage == "both":
-            student = load_encoder(first.folder, device=args.device)
-            last.scores |= first.scores
-        else:
-            last.scores["student before"] = spearman(embed, student, sets)
-        outcome = finetune(student, triplets, dev_set, last, args)
-        student = load_encoder(last.folder, device=args.device)
-        last.finish(*outcome, {"best of stage 2": spearman(embed, student, sets)}, text)
-    print(table(last.scores))
+        run_finetune(first, triplets, dev_pairs, run, args)
+    print(run.table())
 
 
 if __name__ == "__main__":

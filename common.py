@@ -1,50 +1,64 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
-First come encoding, Spearman's correlation and text files: to audit a score, read these and
-load_encoder(). The rest saves models, keeps the output folder of a run, and parses the shared
-options. Invalid input raises UserError, whose message is one line: what is wrong, where, and what
-to do.
+To audit a score, read the script's embed(), which pools, and this file down to the ruler (a line
+of "="): errors; tokens, batches and encoding; Spearman's correlation; text files. That part needs
+torch, numpy and scipy (and tqdm) alone, and can be copied into other projects. Below it: teacher
+embeddings; model folders, where load_encoder() decides on pooling, prompt and maximum length; the
+Hugging Face Hub; the folder of a run; the command line. Invalid input raises UserError, whose
+message is one line: what is wrong, where, and what to do.
 """
 
-import argparse
 import contextlib
 import csv
+import functools
 import gzip
-import hashlib
-import importlib.util
-import inspect
 import itertools
-import json
 import math
 import os
-import re
-import shlex
-import shutil
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
-from tokenizers import normalizers
-from torch import nn
 from tqdm import tqdm
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
 BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+
+class UserError(Exception):
+    """Invalid input, a folder in the way, or training that fails, described in one line."""
+
+
+@contextlib.contextmanager
+def one_line_errors(place, advice):
+    """Convert exceptions, but for a lack of memory, into UserError "place: reason; advice"."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
+        words = (getattr(error, "strerror", None) or str(error)).split()
+        reason = " ".join(words)[:300] or type(error).__name__
+        is_absent = isinstance(error, FileNotFoundError) and error.errno  # not the Hub's
+        advice = "" if is_absent else f"; {advice}"
+        raise UserError(f"{place}: {reason}{advice}") from error
+
+
+@functools.cache  # once
+def note(text):
+    print(text, file=sys.stderr)
+
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-# Sizes of one forward pass, measured on a CPU and on an H100 (results/speed.md).
+# Sizes of one forward pass, measured on a CPU (results/speed.md) and an H100 (results/gpu.md).
 PART_TOKENS = {"cpu": 2048, "cuda": 65536}  # at most, padding included
-PART_TEXTS = 8  # at least, on a CPU
-PASS_WORK = 8e9  # at least, on a GPU: tokens x width^2; fewer take less time than starting a pass
-CHUNK = 100_000  # texts that the teacher encodes at a time
+# Below this, a part goes on with shorter texts: starting another pass would take longer.
+PART_TEXTS = 8  # on a CPU
+PASS_WORK = 8e9  # on a GPU: tokens x width^2
 
 
 class Tokens:
@@ -58,10 +72,14 @@ class Tokens:
         limit = min(max_length or encoder.max_length, encoder.max_length)
         if encoder.prompt:
             texts = [encoder.prompt + text for text in texts]
-        rows = []
+        rows, cut = [], 0
         for part in chunks(texts, 10_000):
-            ids = encoder.tokenizer(list(part), truncation=True, max_length=limit).input_ids
-            rows += [np.array(row, np.int32) for row in ids]
+            batch = encoder.tokenizer(list(part), truncation=True, max_length=limit)
+            rows += [np.array(row, np.int32) for row in batch.input_ids]
+            encodings = getattr(batch, "encodings", None) or []  # slow tokenizers have none
+            cut += sum(len(row) == limit and bool(row.overflowing) for row in encodings)
+        if cut:
+            note(f"{encoder.name}: it reads {limit} tokens; {cut} of {len(texts)} texts are longer")
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
         if not self.lengths.all():
@@ -95,10 +113,11 @@ def chunks(rows, size):
 
 
 class Batches:
-    """batches[step]: the row numbers [N] of a training step 0, 1, ..., epoch after epoch.
+    """batches[step]: the row numbers [N] of a training step, counted from 0; epochs follow.
 
-    An epoch's order depends on (seed, epoch) alone. lengths [n]: in tokens. group_by_length: sort
-    rows by length within windows of 100 batches, for less padding, and shuffle a window's batches.
+    Each epoch is shuffled anew, by seed and epoch alone. lengths [n]: in tokens. group_by_length:
+    sort rows by length within windows of 100 batches, for less padding, and shuffle a window's
+    batches.
     """
 
     def __init__(self, lengths, batch_size, seed, group_by_length):
@@ -134,9 +153,9 @@ class Batches:
 def similar_lengths(lengths, device, width):
     """Lengths [N] in tokens -> parts of the N positions for one forward pass each, longest first.
 
-    Padding costs time, and so does a further forward pass. A part ends where a text has less than
-    0.7 of the tokens of the part's longest, if it is then worth a pass, or where it is full. width:
-    of the transformer's hidden states.
+    Padding costs time, and so does a further forward pass. A new part begins when this one is full,
+    or when the next text has less than 0.7 of the tokens of the part's longest and the part is
+    already worth a pass. width: of the transformer's hidden states.
     """
     kind = torch.device(device).type
     order = np.argsort(-lengths, kind="stable")
@@ -201,47 +220,6 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
     return vectors
 
 
-def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
-    """encode() by a frozen teacher, once for all runs -> memory-mapped array [n, D].
-
-    The name of the file in the cache is a hash of embed()'s source, the teacher's weights and
-    settings, the tokens, the precision, and `key`. extras/distributed.py replaces this function.
-    """
-    tokens = Tokens(teacher, texts, max_length)
-    settings = [inspect.getsource(embed), str(teacher), teacher.model.config.to_json_string()]
-    settings += [teacher.pooling, teacher.normalize, precision, key]
-    settings += [teacher.model.config._attn_implementation]  # eager and sdpa differ in bf16
-    settings += [teacher.tokenizer.model_input_names, teacher.tokenizer.sep_token_id]
-    weights = (value.cpu().contiguous().numpy() for value in teacher.state_dict().values())
-    parts = itertools.chain([repr(settings).encode(), tokens.ids, tokens.starts], weights)
-    file = CACHE / f"teacher-{digest(parts)}.npy"
-    if not file.exists():
-        with replacing(file) as new, open(new, "wb") as out:
-            # Not through a memory map: a full disk would end the process.
-            for rows in chunks(np.arange(len(texts)), CHUNK):
-                part = encode(embed, teacher, tokens, precision, rows)
-                if rows[0] == 0:
-                    shape = (len(texts), part.shape[1])
-                    header = dict(descr="<f4", fortran_order=False, shape=shape)
-                    np.lib.format.write_array_header_1_0(out, header)
-                out.write(part)
-    return np.load(file, mmap_mode="r")
-
-
-def read_embeddings(path, count):
-    """--teacher-embeddings: floats [count, D] in a .npy file, a row per text. Raises UserError."""
-    with one_line_errors(path, "it must be a .npy file of floats [n, D], a row per --train text"):
-        embeddings = np.load(path, mmap_mode="r")
-        if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
-            found = f"{embeddings.dtype} {list(embeddings.shape)}"
-            raise ValueError(f"it has {found}, and --train has {count} texts")
-        for numbers in chunks(np.arange(count), CHUNK):
-            valid = are_valid(embeddings[numbers].astype(np.float32))
-            if not valid.all():
-                raise ValueError(f"row {numbers[valid.argmin()]} is zero or not finite in float32")
-    return embeddings.astype(np.float32, copy=False)
-
-
 def are_valid(vectors):
     """[n, D] -> [n]: True if a vector is finite and not zero, so that it has a cosine."""
     return np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
@@ -250,27 +228,21 @@ def are_valid(vectors):
 # ---- Scores --------------------------------------------------------------------------------------
 
 
-def spearman(embed, encoder, sets, vectors_of=encode):
-    """100 x Spearman's rank correlation of cosine similarity and gold score, for each set.
+def spearman(embed, encoder, pairs, vectors_of=encode):
+    """100 x Spearman's rank correlation of cosine similarity and gold score, from -100 to 100.
 
-    sets {name: scored pairs}; vectors_of(embed, encoder, n texts) -> [n, D]. Returns {name: -100 to
-    100} and, if there are several sets besides "dev", their mean as "avg". Raises UserError where
-    all scores or all cosines of a set are equal.
+    pairs: (sentence, sentence, score); vectors_of(embed, encoder, n texts) -> [n, D]. Texts are
+    encoded in fp32, up to the model's own maximum length, after its default prompt if it has one.
+    Raises UserError where all scores or all cosines are equal.
     """
-    texts = dict.fromkeys(row[side] for rows in sets.values() for side in (0, 1) for row in rows)
-    vectors = vectors_of(embed, encoder, list(texts))
-    vectors = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
-    scores = {}
-    for name, pairs in sets.items():
-        gold = [score for _, _, score in pairs]
-        cosine = [(vectors[first] * vectors[second]).sum() for first, second, _ in pairs]
-        if not pairs or np.ptp(gold) == 0 or np.ptp(cosine) < 1e-6:
-            raise UserError(f"{name}: it has no pairs, or their scores or cosines are all equal")
-        scores[name] = 100 * float(spearmanr(cosine, gold).statistic)
-    tested = [score for name, score in scores.items() if name != "dev"]
-    if len(tested) > 1:
-        scores["avg"] = sum(tested) / len(tested)
-    return scores
+    first, second, gold = zip(*pairs)
+    texts = list(dict.fromkeys(first + second))  # each distinct text once
+    vectors = vectors_of(embed, encoder, texts)
+    unit = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
+    cosines = [(unit[a] * unit[b]).sum() for a, b in zip(first, second)]
+    if np.ptp(gold) == 0 or np.ptp(cosines) < 1e-6:  # constant, up to rounding
+        raise UserError(f"{encoder.name}: the scores or the cosines of all pairs are equal")
+    return 100 * float(spearmanr(cosines, gold).statistic)
 
 
 def table(rows):
@@ -287,6 +259,9 @@ def table(rows):
 # ---- Text files ----------------------------------------------------------------------------------
 
 
+POINTER = "version https://git-lfs"  # how a pointer begins that Git LFS has put in a file's place
+
+
 def read_rows(path, parse, form):
     """Yield parse(text) for each line of a UTF-8 file, gzipped if its name ends in .gz.
 
@@ -299,6 +274,8 @@ def read_rows(path, parse, form):
     with one_line_errors(path, form), open_file(path, "rt", **options) as file:
         for number, line in enumerate(file, 1):
             with one_line_errors(f"{path}:{number}", form):
+                if number == 1 and line.startswith(POINTER):
+                    raise ValueError("it is a pointer of Git LFS; fetch the file by git lfs pull")
                 row = parse(line.rstrip("\n").encode(errors="surrogateescape").decode())
             if row not in (None, ""):
                 is_empty = False
@@ -316,19 +293,12 @@ def split_columns(line, positions, exact=True):
     return picked
 
 
-def read_text_pairs(path):
-    """A file of two tab-separated columns -> list of [text, text]. Raises UserError."""
-    form = "each line has two tab-separated columns, two views or translations of a text"
-    return list(read_rows(path, partial(split_columns, positions=(0, 1)), form))
-
-
-def read_sentences(name):
+def read_sentences(path):
     """A file with a sentence per line, or the distinct texts of triplets (.csv) -> list of str.
 
-    name: a path, or for resolve_data(). Blank lines are left out. Raises UserError.
+    Blank lines are left out. Raises UserError, also if most lines are of another format.
     """
-    path = resolve_data(name)
-    if path.name.lower().endswith((".csv", ".csv.gz")):
+    if Path(path).name.lower().endswith((".csv", ".csv.gz")):
         return list(dict.fromkeys(itertools.chain(*read_triplets(path))))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = list(read_rows(path, str.strip, form))
@@ -341,9 +311,8 @@ def read_sentences(name):
     return sentences
 
 
-def read_triplets(name):
+def read_triplets(path):
     """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
-    path = resolve_data(name)
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
     reader = csv.reader(read_rows(path, lambda line: line + "\n", form), strict=True)
     rows = []
@@ -363,7 +332,7 @@ def read_triplets(name):
 
 
 def gold_score(text):
-    """A score of a file of scored pairs. Raises ValueError."""
+    """Parse a gold score. Raises ValueError."""
     if not 0 <= float(text) <= 5:  # also refuses NaN
         raise ValueError(f"{text!r} is not a score from 0 to 5")
     return float(text)
@@ -383,70 +352,112 @@ def read_scored_pairs(path, positions=(0, 1, 2), exact=True):
     return list(read_rows(path, parse, form))
 
 
-def read_sts(folder, split="test"):
-    """SentEval's folder, or one above it -> {name: scored pairs}. Raises UserError.
+# ==================================================================================================
+# The end of what needs torch, numpy and scipy alone. Below: models, runs and the command line.
+# ==================================================================================================
 
-    split "dev": STS-B's dev set; "test": STS12 to STS16, each with all of its subsets together
-    (SimCSE's "all" setting) and without unscored pairs, then STS-B and SICK-R.
+import argparse
+import hashlib
+import importlib.util
+import inspect
+import json
+import re
+import shlex
+import shutil
+import time
+
+import huggingface_hub
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
+
+# ---- Teacher embeddings --------------------------------------------------------------------------
+
+CHUNK = 100_000  # texts that the teacher encodes at a time
+IN_MEMORY = 2e9  # bytes; a larger array is read from the disk, batch by batch
+
+
+def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
+    """encode() by a frozen teacher, once for all runs -> array [n, D].
+
+    The name of the file in the cache is a hash of embed()'s source, the files of the teacher's
+    folder, what its tokenizer produces, and the settings. extras/distributed.py replaces this.
     """
-    benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
-    if benchmark is None:
-        raise UserError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
-    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), exact=False)
-    if split == "dev":
-        return {"dev": pairs}
-    sets = {}
-    no_sentences = {"ALL.txt", "SMT.txt"}  # SentEval has only their scores
-    for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
-        folder = benchmark.with_name(f"{year}-en-test")
-        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - no_sentences
-        sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
-    sets["STS-B"] = pairs
-    sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
-    sets["SICK-R"] = read_scored_pairs(sick, (1, 2, 3), exact=False)
-    return sets
+    tokens = Tokens(teacher, texts, max_length)
+    settings = [inspect.getsource(embed), str(teacher), teacher.pooling, teacher.normalize]
+    settings += [precision, teacher.model.config._attn_implementation, key]
+    files = sorted(path for path in teacher.folder.rglob("*.*") if path.is_file())
+    contents = (path.read_bytes() for path in files)
+    parts = [repr(settings).encode(), tokens.ids, tokens.starts]
+    file = CACHE / f"teacher-{digest(itertools.chain(parts, contents))}.npy"
+    with contextlib.suppress(FileNotFoundError, EOFError, ValueError):  # absent, empty, or cut
+        return load_array(file)
+    with replacing(file) as new, open(new, "wb") as out:
+        # Not through a memory map: a full disk would end the process.
+        for rows in chunks(np.arange(len(texts)), CHUNK):
+            part = encode(embed, teacher, tokens, precision, rows)
+            if rows[0] == 0:
+                shape = (len(texts), part.shape[1])
+                header = dict(descr="<f4", fortran_order=False, shape=shape)
+                np.lib.format.write_array_header_1_0(out, header)
+            out.write(part)
+    return load_array(file)
 
 
-def read_sts_subset(folder, name):
-    """STS.input.NAME and STS.gs.NAME of a year -> scored pairs. Raises UserError."""
-    form = "STS.gs has one score, or none, for each line of STS.input"
-    first_two = partial(split_columns, positions=(0, 1), exact=False)
-    texts = list(read_rows(folder / f"STS.input.{name}", first_two, form))
-    gold = folder / f"STS.gs.{name}"
-    scores = list(read_rows(gold, lambda line: gold_score(line) if line else math.nan, form))
-    if len(scores) != len(texts):
-        raise UserError(f"{gold}: {len(scores)} lines, but {len(texts)} pairs of sentences; {form}")
-    return [(*text, score) for text, score in zip(texts, scores) if not math.isnan(score)]
+def load_array(path):
+    """A .npy file -> array in memory, or memory-mapped if it is large. Raises ValueError."""
+    refuse_pointer(Path(path))
+    is_large = os.path.getsize(path) > IN_MEMORY
+    return np.load(path, mmap_mode="r" if is_large else None)
+
+
+def refuse_pointer(path):
+    """Raise ValueError for a file that Git LFS has not fetched."""
+    with open(path, "rb") as file:
+        if file.read(len(POINTER)) == POINTER.encode():
+            raise ValueError(f"{path.name} is a pointer of Git LFS; fetch the file by git lfs pull")
+
+
+def read_embeddings(path, count):
+    """--teacher-embeddings: floats [count, D] in a .npy file, a row per text. Raises UserError."""
+    with one_line_errors(path, "it must be a .npy file of floats [n, D], a row per --train text"):
+        embeddings = load_array(path)
+        if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
+            found = f"{embeddings.dtype} {list(embeddings.shape)}"
+            raise ValueError(f"it has {found}, and --train has {count} texts")
+        for numbers in chunks(np.arange(count), CHUNK):
+            valid = are_valid(embeddings[numbers].astype(np.float32))
+            if not valid.all():
+                raise ValueError(f"row {numbers[valid.argmin()]} is zero or not finite in float32")
+    return embeddings.astype(np.float32, copy=False)
 
 
 # ---- Model folders -------------------------------------------------------------------------------
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
 POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 FLAGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
-# Without the first, transformers asks whether to run a folder's code. parse_options() adds to it.
-LOADING = dict(trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
+OTHER_WAY = "ckd.py, congen.py and ibkd.py can take its embeddings by --teacher-embeddings"
 # Settings and tokenizer files, which are copied to a student's folder from that of its source.
 COPIED = r"config\.json|(config_)?sentence_\w+\.json|tokenizer.*|special_tokens_map\.json"
 COPIED += r"|added_tokens\.json|vocab.*|merges\.txt|.*\.(model|spm|codes)|chat_template.*"
-
-# What a folder's JSON files may state: keys that are obeyed or change no vector, and keys with the
-# only value that is supported. Any other key may only be null, false or empty.
-SIDES = 'module_input_name="sentence_embedding" module_output_name="sentence_embedding"'
-STATED = {
-    "modules.json": "idx name path type script pooling",
-    "config_sentence_transformers.json": "__version__ prompts default_prompt_name "
-    'similarity_fn_name model_type="SentenceTransformer"',
-    "sentence_*_config.json": "max_seq_length do_lower_case unpad_inputs "
-    'transformer_task="feature-extraction" module_output_name="token_embeddings" '
-    'modality_config={"text":{"method":"forward","method_output_name":"last_hidden_state"}}',
-    "Pooling": "embedding_dimension word_embedding_dimension pooling_mode include_prompt=true "
-    "pooling_mode_cls_token pooling_mode_mean_tokens pooling_mode_lasttoken",
-    "Dense": f"in_features out_features bias activation_function {SIDES}",
-    "Normalize": SIDES,
-}
+# Keys of a folder's JSON files that are obeyed or change no vector, some with the only value that
+# is supported. Any other key may only be null, false or empty.
+KNOWN = (
+    "idx name path type script pooling __version__ prompts default_prompt_name similarity_fn_name "
+    "embedding_dimension word_embedding_dimension pooling_mode pooling_mode_cls_token "
+    "pooling_mode_mean_tokens pooling_mode_lasttoken in_features out_features bias "
+    'activation_function include_prompt=true model_type="SentenceTransformer" '
+    'module_input_name="sentence_embedding" module_output_name="sentence_embedding"'
+)
+KNOWN_OF_TRANSFORMER = (  # sentence_bert_config.json
+    'max_seq_length unpad_inputs transformer_task="feature-extraction" '
+    'module_output_name="token_embeddings" '
+    'modality_config={"text":{"method":"forward","method_output_name":"last_hidden_state"}}'
+)
 
 
 class Encoder(nn.Module):
@@ -455,8 +466,23 @@ class Encoder(nn.Module):
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
     tokens. `prompt`: put before each text; `stated`: config_sentence_transformers.json, which has
-    all `prompts` by name. `files`: {name: bytes} of COPIED; `config`: as config.json states it.
+    all `prompts` by name. `folder`: where all this was read; `files`: {name: bytes} of COPIED;
+    `config`: as config.json states it.
     """
+
+    def __init__(self, name, pooling=None):
+        super().__init__()
+        self.name, self.pooling = str(name), pooling
+        self.folder = resolve_model(name)
+        self.heads, self.normalize = nn.Sequential(), False
+        self.prompt = ""
+
+    def set_prompts(self, stated):
+        """stated: the content of config_sentence_transformers.json."""
+        self.prompts = {key: text or "" for key, text in (stated.get("prompts") or {}).items()}
+        default = stated.get("default_prompt_name")
+        self.prompt = self.prompts[default] if default else ""
+        self.stated = stated | dict(prompts=self.prompts)  # not null, when saved
 
     @property
     def dimension(self):
@@ -464,125 +490,125 @@ class Encoder(nn.Module):
 
 
 def load_encoder(
-    name, pooling=None, layers=None, default="mean", dropout=None, device="cpu", check=True
+    name, pooling=None, layers=None, default="mean", dropout=None, device="cpu", precision="fp32"
 ):
     """A folder or a name on the Hub -> Encoder. Raises UserError.
 
     pooling: one of POOLINGS ("pooler" is the model's own dense + tanh on [CLS]), which replaces
     what modules.json states; default: for a folder that states nothing; layers: "1,3,5" keeps only
-    these; dropout: sets all dropout rates of the configuration; check: refuse what STATED does not
-    have.
+    these; dropout: sets all dropout rates of the configuration; precision: in which it will train.
     """
-    folder = resolve_model(name)
     default = HUB_POOLINGS.get(str(name).partition("-simcse-")[0], default)
-    encoder = Encoder()
-    encoder.name = str(name)
+    encoder = Encoder(name, pooling)
+    folder = encoder.folder
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
-        modules = read_json(folder / "modules.json", [dict(path="")])
-        encoder.stated = read_json(folder / "config_sentence_transformers.json", {})
-        if check:
-            check_stated(folder, "config_sentence_transformers.json", encoder.stated)
-            for module in modules:
-                check_stated(folder, "modules.json", module)
-        encoder.stated["prompts"] = encoder.stated.get("prompts") or {}  # not null, when saved
-        encoder.prompts = {key: prompt or "" for key, prompt in encoder.stated["prompts"].items()}
-        default_prompt = encoder.stated.get("default_prompt_name")
-        encoder.prompt = encoder.prompts[default_prompt] if default_prompt else ""
-        load_transformer(encoder, folder / modules[0]["path"], dropout, check)
-        encoder.width = encoder.model.config.hidden_size
-        encoder.pooling, encoder.heads, encoder.normalize = pooling, nn.Sequential(), False
+        modules = read_stated(folder / "modules.json", [dict(path="")])
+        encoder.set_prompts(read_stated(folder / "config_sentence_transformers.json", {}))
+        load_transformer(encoder, folder / modules[0]["path"], dropout)
         if not pooling:
             read_modules(encoder, folder, modules, default)
         if encoder.pooling == "pooler":
             use_pooler(encoder, is_required=pooling == "pooler")
         if layers:
             keep_layers(encoder.model, layers)
-        ids, mask = Tokens(encoder, ["a", "b c"]).batch(np.arange(2))
-        with torch.no_grad():
-            encoder.model(ids, attention_mask=mask)  # raises what makes a model unusable
+        try_model(encoder)
+    if precision == "bf16" and device == "cpu":
+        encoder.model.set_attn_implementation("eager")  # whose backward pass is faster there
     return encoder.to(device).eval()
 
 
-def use_pooler(encoder, is_required):
-    """Make the model's own pooler a dense head on [CLS]; without one, [CLS] alone remains."""
-    pooler = getattr(encoder.model, "pooler", None)
-    if pooler:
-        encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
-        encoder.model.pooler = None
-    elif is_required:
-        raise ValueError("it has no pooler")
-    encoder.pooling = "cls"
-
-
-def check_stated(folder, file, content, kind=None):
-    """Raise UserError for what STATED does not allow in a JSON file of a model folder."""
-    allowed = dict(
-        word.partition("=")[::2] for word in STATED[kind or file].split()
-    )  # {key: value}
-    for key, value in content.items():
+def read_stated(path, default, known=KNOWN):
+    """A JSON file of a model folder. Raises UserError for what is not in the list of known keys."""
+    content = read_json(path, default)
+    known = [word.partition("=") for word in known.split()]
+    entries = content if isinstance(content, list) else [content]
+    for key, value in itertools.chain(*map(dict.items, entries)):
         found = json.dumps(value, separators=(",", ":"))
-        is_allowed = allowed[key] in ("", found) if key in allowed else not value
+        allowed = [text for name, _, text in known if name == key]  # "" allows any value
+        is_allowed = {"", found} & {*allowed} if allowed else not value
         if not is_allowed:
-            refuse(folder, f"{file} has {key}: {found}, which is not supported")
+            raise UserError(f"{path}: {key}: {found} is not supported; {OTHER_WAY}")
+    return content
 
 
-def refuse(folder, problem):
-    advice = "ckd.py, congen.py and ibkd.py can take its library's embeddings: --teacher-embeddings"
-    raise UserError(f"{folder}: {problem}; {advice}")
+def load_transformer(encoder, folder, dropout, kind=transformers.AutoModel, classes=None):
+    """Set `model`, in float32, and what belongs to it -> what transformers reports of the weights.
 
-
-def refuse_other_kinds(folder):
-    """Raise UserError for a transformer that needs an adapter or code of its own."""
-    if (folder / "adapter_config.json").exists():
-        refuse(folder, "it has an adapter, which is not merged into its weights")
-    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
-        refuse(folder, "config.json has auto_map, code of its own, which is never run")
-
-
-def load_transformer(encoder, folder, dropout, check):
-    """Set `model`, in float32, `tokenizer` and `max_length`. Raises ValueError or UserError."""
+    kind, classes: AutoModel, or a kind of classifiers and how many classes they have; an output
+    layer may be missing. Raises ValueError where the folder lacks weights or has code of its own.
+    """
+    is_plain = classes is None
     settings = {}
-    for file in sorted(
-        folder.glob("sentence_*_config.json")
-    ):  # bert, in older folders also roberta
-        settings |= read_json(file, {})
-    if check:
-        check_stated(folder, "sentence_*_config.json", settings)
+    for file in sorted(folder.glob("sentence_*_config.json")):  # bert; in old folders, also roberta
+        known = KNOWN_OF_TRANSFORMER
+        settings |= read_stated(file, {}, known) if is_plain else read_json(file, {})
     refuse_other_kinds(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
         raise ValueError("it has an encoder and a decoder, which is not supported")
     config.use_cache = False  # of keys and values, for decoders that generate
     encoder.config = config.to_dict()
-    for key, value in config.to_dict().items():
+    copied = [path for path in folder.iterdir() if re.fullmatch(COPIED, path.name)]
+    encoder.files = {path.name: path.read_bytes() for path in copied}
+    for key, value in encoder.config.items():
         is_rate = re.search("dropout|pdrop$", key) and type(value) in (int, float)
         if is_rate and dropout is not None:
             setattr(config, key, dropout)
-    copied = [file for file in folder.iterdir() if re.fullmatch(COPIED, file.name)]
-    encoder.files = {file.name: file.read_bytes() for file in copied}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model, report = transformers.AutoModel.from_pretrained(folder, config=config, **LOADING)
-    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
-    if missing:
-        raise ValueError(f"its weights lack {min(missing)}")
-    if report["missing_keys"]:  # transformers has made up a pooler
+    options = dict(config=config, dtype=torch.float32, output_loading_info=True)
+    options["trust_remote_code"] = False  # else transformers asks whether to run a folder's code
+    if not is_plain:
+        config.num_labels = classes
+        options["ignore_mismatched_sizes"] = True  # they are reported
+        if config.pad_token_id is None:  # Qwen3; a classifier needs one
+            config.pad_token_id = tokenizer.pad_token_id or 0
+    model, report = kind.from_pretrained(folder, **options)
+    inside = "" if is_plain else f"{model.base_model_prefix}."  # not of the output layer
+    missing = [key for key in report["missing_keys"] if key.startswith(inside)]
+    lacking = [key for key in missing if "pooler." not in key]
+    if lacking:
+        raise ValueError(f"its weights lack {min(lacking)}")
+    if missing and is_plain:  # transformers has made up a pooler
         model.pooler = None
-    if settings.get("do_lower_case"):
-        backend = tokenizer.backend_tokenizer
-        steps = [normalizers.Lowercase(), *filter(None, [backend.normalizer])]
-        backend.normalizer = normalizers.Sequence(steps)
-    encoder.model, encoder.tokenizer = model, tokenizer
+    encoder.model, encoder.tokenizer, encoder.width = model, tokenizer, config.hidden_size
     length = settings.get("max_seq_length") or tokenizer.model_max_length
-    encoder.max_length = longest_input(model, length)
+    positions = getattr(config, "max_position_embeddings", None) or length
+    embeddings = getattr(model.base_model, "embeddings", None)
+    positions -= getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa's begin after this number
+    encoder.max_length = int(min(length, positions))
+    return report
 
 
-def longest_input(model, length):
-    """The number of tokens that the folder states, at most those that have a position."""
-    positions = getattr(model.config, "max_position_embeddings", None) or length
-    embeddings = getattr(model, "embeddings", None)
-    if hasattr(embeddings, "padding_idx"):  # RoBERTa's positions begin after this number
-        positions -= embeddings.padding_idx + 1
-    return int(min(length, positions))
+def refuse_other_kinds(folder):
+    """Raise UserError for a folder whose files are not all there, or that needs more than them."""
+    for file in folder.iterdir():
+        if file.suffix in (".json", ".safetensors", ".bin", ".model", ".txt"):
+            refuse_pointer(file)
+    if (folder / "adapter_config.json").exists():
+        raise UserError(f"{folder}: its adapter is not merged into its weights; {OTHER_WAY}")
+    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
+        raise UserError(f"{folder}: it needs code of its own (auto_map), never run; {OTHER_WAY}")
+
+
+def try_model(encoder):
+    """Raise UserError for a model that cannot be used, or whose vectors depend on padding.
+
+    Two texts are embedded together, so that the shorter is padded, and the shorter alone.
+    """
+    rows = encoder.model.get_input_embeddings().num_embeddings
+    token, number = max(encoder.tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if number >= rows:
+        raise UserError(f"{encoder.name}: its weights have no row for its token {token!r}")
+    tokens = Tokens(encoder, ["a", "b c d e f g h"])
+    with torch.no_grad():
+        together, alone = [
+            encoder.model(ids, attention_mask=mask)[0][0].float()
+            for ids, mask in (tokens.batch(np.arange(2)), tokens.batch(np.arange(1)))
+        ]
+    difference = (together[: len(alone)] - alone).abs().max() / alone.abs().max()
+    if difference > 1e-3:
+        found = "the vector of a text changes with the padding beside it"
+        raise UserError(f"{encoder.name}: {found}; {OTHER_WAY}")
 
 
 def keep_layers(model, layers):
@@ -601,17 +627,18 @@ def keep_layers(model, layers):
     for key, value in model.config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[number] for number in numbers])
-    model.config.num_hidden_layers = len(kept)
-    with torch.device("meta"):  # without memory: what the saved student will be loaded into
-        loaded = type(model)(model.config)
-    if shapes(loaded) != shapes(model):  # ModernBERT's layer 0, XLM's several lists
-        raise ValueError(f"layers {layers}: this model cannot be cut, or not without layer 0")
+    model.config.num_hidden_layers = len(numbers)
 
 
-def shapes(model):
-    """{name: shape} of all weights but the pooler's, which a model may lack."""
-    weights = model.state_dict().items()
-    return {name: value.shape for name, value in weights if not name.startswith("pooler.")}
+def use_pooler(encoder, is_required):
+    """Make the model's own pooler a dense head on [CLS]; without one, [CLS] alone remains."""
+    pooler = getattr(encoder.model, "pooler", None)
+    if pooler:
+        encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
+        encoder.model.pooler = None
+    elif is_required:
+        raise ValueError("it has no pooler")
+    encoder.pooling = "cls"
 
 
 def read_modules(encoder, folder, modules, default):
@@ -627,9 +654,7 @@ def read_modules(encoder, folder, modules, default):
         raise ValueError(f"modules.json has {' '.join(kinds)}, not all supported; see --pooling")
     encoder.normalize = kinds[-1] == "Normalize"
     for module, kind in zip(modules[1:], kinds[1:]):
-        file = f"{module['path']}/config.json"
-        config = read_json(folder / file, {})
-        check_stated(folder, file, config, kind)
+        config = read_stated(folder / module["path"] / "config.json", {})
         if kind == "Pooling":
             named = [name for flag, name in FLAGS.items() if config.get(f"pooling_mode_{flag}")]
             encoder.pooling = config.get("pooling_mode", "+".join(named))
@@ -667,38 +692,54 @@ def save_encoder(encoder, folder, pooling=None, stated=None):
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)
     with one_line_errors(folder, "the model could not be saved"):
-        encoder.model.save_pretrained(new)  # writes a config.json of its own, too
-        write_settings(encoder, new)
+        encoder.model.save_pretrained(new)
+        for name, content in (encoder.files | changed_settings(encoder)).items():
+            (new / name).write_bytes(content)
         for number, (kind, config, tensors) in enumerate(modules, 1):
             path = f"{number}_{kind}"
             entries.append(dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}"))
             write_json(new / path / "config.json", config)
             if tensors:
                 save_file(tensors, new / path / "model.safetensors")
+        for file in new.rglob("model*.safetensors"):  # which only their owner could read
+            file.chmod((new / "config.json").stat().st_mode)
         entries[1] |= stated or {}
         shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)  # moves files
         shutil.rmtree(new)
         write_json(folder / "modules.json", entries)
 
 
-def write_settings(encoder, folder):
-    """Write encoder.files, with what has changed since they were read."""
-    for name, content in encoder.files.items():
-        (folder / name).write_bytes(content)
+def check_saved(embed, encoder, saved, texts):
+    """Raise UserError unless `saved`, the encoder as read from its folder, is the same.
+
+    Call it when training begins: a long run must not end with a folder that cannot be read.
+    """
+    ours, theirs = encoder.state_dict(), saved.state_dict()
+    is_same = ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    vectors = [encode(embed, model, texts) for model in (encoder, saved)]
+    if not (is_same and np.allclose(*vectors, rtol=1e-3, atol=1e-4)):
+        problem = "what is read from its folder is another model than was saved"
+        raise UserError(f"{saved.name}: {problem}; try other --student-layers, or another model")
+
+
+def changed_settings(encoder):
+    """{name: bytes} of the JSON files that training has changed; their other keys stay."""
     now = encoder.model.config.to_dict()
     config = {key: now[key] for key in now if now[key] != encoder.config.get(key)}
     config["architectures"] = [type(encoder.model).__name__]
     config.pop("dtype", None)
     stated = json.loads(encoder.files["config.json"])
     config |= dict.fromkeys({"dtype", "torch_dtype"} & stated.keys(), "float32")
-    updates = {"config.json": config, "config_sentence_transformers.json": encoder.stated}
+    changes = {"config.json": config, "config_sentence_transformers.json": encoder.stated}
     lengths = [name for name in encoder.files if re.match(r"sentence_\w+_config", name)]
     for name in lengths or ["sentence_bert_config.json"]:
-        updates[name] = dict(max_seq_length=encoder.max_length)
-    for name, update in updates.items():
-        content = read_json(folder / name, {})
-        if content | update != content:  # else the file stays as it is, byte for byte
-            write_json(folder / name, content | update)
+        changes[name] = dict(max_seq_length=encoder.max_length)
+    changed = {}
+    for name, change in changes.items():
+        content = json.loads(encoder.files.get(name, "{}"))
+        if content | change != content:  # else the file stays as it is, byte for byte
+            changed[name] = json.dumps(content | change, indent=2, ensure_ascii=False).encode()
+    return changed
 
 
 def pooling_module(encoder, pooling):
@@ -719,8 +760,10 @@ def dense_module(linear, activation):
 
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
 
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 HUB_DATA = "princeton-nlp/datasets-for-simcse"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "senteval.tar")  # of HUB_DATA
+SENTEVAL = "senteval.tar"
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)  # of HUB_DATA
 NOT_LOCAL = "it is not here, and could not be downloaded; get it from huggingface.co"
 
 
@@ -779,11 +822,18 @@ def download(repository, file=None):
         return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
 
 
+def read_dev(file):
+    """--dev, or without it STS-B's dev set in SentEval -> scored pairs. Raises UserError."""
+    if file:
+        return read_scored_pairs(file)
+    path = min(resolve_data(SENTEVAL).rglob("sts-dev.csv"))
+    return read_scored_pairs(path, (5, 6, 4), exact=False)
+
+
 # ---- The folder of a run -------------------------------------------------------------------------
 
 LOG_STEPS = 25  # training steps between two lines of metrics.jsonl
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
-CHOSEN = "options chosen by the script:"
 ADVICE = "see docs/engineering.md#when-no-step-improved-the-dev-score"
 
 
@@ -792,7 +842,8 @@ def run_settings(args, files, texts):
 
     Raises UserError if --output has a run with other settings, or other files.
     """
-    settings = options_of(args)
+    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+    del settings["--output"]
     code = [Path(file) for file in (*files, __file__)]
     names = ", ".join(file.name for file in code)
     settings[f"code of {names}:"] = digest(file.read_bytes() for file in code)
@@ -804,18 +855,11 @@ def run_settings(args, files, texts):
         if any(output.glob("[!.]*")):  # a killed run leaves hidden files
             raise UserError(f"{output}: has other files; choose another --output")
         return settings
-    before |= dict.fromkeys(before.get(CHOSEN, []))  # None, as these were not given
     for name, value in settings.items():
         if before.get(name) != value:
             found = f"has a run with {name} {before.get(name)}, not {value}"
             raise UserError(f"{output}: {found}; choose another --output, or delete the folder")
     return settings
-
-
-def options_of(args):
-    options = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
-    del options["--output"]
-    return options
 
 
 class Run:
@@ -839,10 +883,10 @@ class Run:
         """Begin or continue the stage, of `total` steps -> its progress.
 
         state: all that training changes in place; each has a state_dict(). progress: numbers and
-        tensors, the step first, that a new stage begins with.
+        tensors, the finished steps first, that a new stage begins with.
         """
-        self.write_args()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(Path(self.args.output, "args.json"), self.settings)
         for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
             file.unlink()
         log_size = 0
@@ -862,13 +906,6 @@ class Run:
         self.restart_clock()
         return [x.to(self.args.device) if torch.is_tensor(x) else x for x in progress]
 
-    def write_args(self):
-        """Write args.json: the settings, with the values of options that the script has chosen."""
-        used = options_of(self.args)
-        chosen = [name for name in used if used[name] != self.settings[name]]
-        content = self.settings | used | {CHOSEN: chosen}
-        write_json(Path(self.args.output, "args.json"), content)
-
     def checkpoint(self, state, progress):
         """Save what begin() restores, at most every CHECKPOINT_SECONDS, when a loss was finite."""
         is_old = time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS
@@ -882,45 +919,48 @@ class Run:
         self.saved_at = time.perf_counter()
         self.restart_clock()
 
+    def table(self):
+        return table(self.scores)
+
     def restart_clock(self):
         self.sentences, self.clock = 0, time.perf_counter()
 
-    def log(self, step, sentences, **values):
-        """Every LOG_STEPS steps, append tensors or numbers to the log. sentences: of the batch."""
+    def log(self, step, sentences=0, **values):
+        """Append a dev score or, every LOG_STEPS steps, numbers of one step to metrics.jsonl.
+
+        step: finished steps; sentences: of the batch; values: tensors or numbers. Raises UserError
+        for a value that is not finite.
+        """
         self.sentences += sentences
-        self.bar.update()
-        if step % LOG_STEPS == 0:  # between these steps, nothing is fetched from the device
-            speed = round(self.sentences / (time.perf_counter() - self.clock), 1)
-            self.write_line(step, **values, sentences_per_second=speed)
-            text = f"{self.stage}: loss {values['loss']:.4f}, {speed:.0f} sentences/s"
-            self.bar.set_description(text, refresh=False)
-            self.restart_clock()
-
-    def log_dev(self, step, score):
-        self.write_line(step, dev=score)
-        self.bar.set_postfix_str(f"dev {score:.2f}")
-        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
-
-    def write_line(self, step, **values):
-        """Append a line to metrics.jsonl. Raises UserError for a value that is not finite."""
+        self.bar.update(step - self.bar.n)
+        is_score = "dev" in values
+        if step % LOG_STEPS != 0 and not is_score:
+            return  # nothing is fetched from the device
         line = dict(stage=self.stage, step=step)
         for name, value in values.items():
             line[name] = value.item() if torch.is_tensor(value) else value
             if not math.isfinite(line[name]):
                 found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
                 raise UserError(f"{self.folder}: {found}; the best student so far is kept")
+        if is_score:
+            self.bar.set_postfix_str(f"dev {line['dev']:.2f}")
+        else:
+            speed = self.sentences / (time.perf_counter() - self.clock)
+            line["sentences_per_second"] = round(speed, 1)
+            text = f"{self.stage}: loss {line['loss']:.4f}, {speed:.0f} sentences/s"
+            self.bar.set_description(text, refresh=False)
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
+        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
 
-    def finish(self, best, best_step, last_step, scores, text, library="sentence-transformers"):
+    def finish(self, best, best_step, last_step, name, row, text, library="sentence-transformers"):
         """End the stage, whose best dev score is `best`. text, library: see write_card().
 
-        scores {row: {column: score}}: one row, of the best student as loaded from its folder.
-        Raises UserError if its dev score is another; after a kill, a better student may be there.
+        name, row: of the best student as loaded from its folder, {column: score} with "dev". Raises
+        UserError if its dev score is another; after a kill, a better student may be there.
         """
         self.bar.close()
-        (name, row), *_ = scores.items()
-        loaded = row["dev"] if "dev" in row else row["dev MRR@10"]
+        loaded = row["dev"]
         if loaded < best - 0.01 or (loaded > best + 0.01 and not self.is_continued):
             found = f"has a dev score of {loaded:.2f}, and {best:.2f} when it was saved"
             raise UserError(f"{self.folder}: {found}; it is not the model that was trained")
@@ -934,10 +974,10 @@ class Run:
         base = self.args.student or self.args.teacher
         base = self.args.teacher if self.stage == "teacher" else base
         base = Path(base).name if Path(base).exists() else base
-        head = ["---", f"base_model: {base}", f"library_name: {library}", "---"]
+        # JSON is YAML, too: quoted, a name may contain a colon or be a number.
+        head = ["---", f"base_model: {json.dumps(base)}", f"library_name: {library}", "---"]
         command = shlex.join(["python", *sys.orig_argv[1:]])
-        body = [text, table(self.scores), f"Command: `{command}`"]
-        self.write_args()
+        body = [text, self.table(), f"Command: `{command}`"]
         write_json(self.folder / "scores.json", self.scores)
         with replacing(self.folder / "README.md") as new:
             new.write_text("\n".join(head) + "\n\n" + "\n\n".join(body) + "\n", "utf-8")
@@ -945,7 +985,7 @@ class Run:
         note(f"saved {self.folder}")
 
 
-# ---- Options -------------------------------------------------------------------------------------
+# ---- The command line ----------------------------------------------------------------------------
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -965,65 +1005,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{message} (--help lists the options)")
 
-
-def add_model_options(parser, teacher, pooling="mean"):
-    add = parser.add_argument_group("models").add_argument
-    add("--teacher", default=teacher, help="folder or Hub name (default: %(default)s)")
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
-    add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=in_range(float, 0, 0.99), help=text)
-
-
-def add_embeddings_option(parser):
-    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
-    parser.add_argument("--teacher-embeddings", metavar="FILE", help=text)
-
-
-def add_data_options(parser, train):
-    add = parser.add_argument_group("data").add_argument
-    add("--train", help=f"sentences or a .csv of triplets (default: {train})")
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-    add("--senteval", help="folder or tar file (default without --dev: from the Hub)")
-    add("--skip-test", action="store_true", help="score dev only, not the seven STS test sets")
-
-
-def add_run_options(parser, precisions=("fp32", "bf16"), **defaults):
-    """Options of every run. defaults: of output, max_length and eval_steps."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    order = "batches of texts of similar length: less padding (default: random order)"
-    add = parser.add_argument_group("run").add_argument
-    add("--output", help=f"folder for everything {shown}")
-    add("--max-steps", type=in_range(int, 1), default=10**9, help="at most, in each stage")
-    add("--max-length", type=in_range(int, 3), help=f"of a training text, in tokens {shown}")
-    add("--eval-steps", type=in_range(int, 1), help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help=order)
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
-    add("--precision", choices=precisions, help="(default: bf16 on a GPU that has it, else fp32)")
-    parser.set_defaults(**defaults)
-
-
-def parse_options(parser):
-    """-> the arguments. Raises UserError."""
-    args = parser.parse_args()
-    if "teacher_pooling" in args and not (args.student or args.student_layers):
-        parser.error("give --student, or --student-layers to cut it from the teacher")
-    if getattr(args, "teacher_embeddings", None) and not args.student:
-        parser.error("--teacher-embeddings needs --student")
-    if args.precision is None:
-        has_bf16 = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        args.precision = "bf16" if has_bf16 else "fp32"
-    trains_in_bf16 = args.precision == "bf16" and args.device == "cpu"
-    has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # not in older torch
-    # On a CPU that has bf16, the backward pass of the default attention is slow in it.
-    is_slow = trains_in_bf16 and has_bf16()
-    LOADING["attn_implementation"] = "eager" if is_slow else None  # None: the default
-    return args
+    def parse(self):
+        """-> the arguments, with a --precision for their --device. Raises UserError."""
+        args = self.parse_args()
+        if "teacher_pooling" in args and not (args.student or args.student_layers):
+            self.error("give --student, or --student-layers to cut it from the teacher")
+        if getattr(args, "teacher_embeddings", None) and not args.student:
+            self.error("--teacher-embeddings needs --student")
+        if args.precision is None:
+            is_gpu = args.device == "cuda"
+            has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+            args.precision = "bf16" if has_bf16 else "fp32"
+        return args
 
 
 def in_range(kind, low, high=10**9):
@@ -1045,41 +1038,10 @@ def load_untrained_student(args, default="mean"):
         name, pooling, default = args.teacher, pooling or args.teacher_pooling, "mean"
     if args.student_layers and dropout is None:
         dropout = 0.0
-    student = load_encoder(name, pooling, args.student_layers, default, dropout, args.device)
+    rest = (args.student_layers, default, dropout, args.device, args.precision)
+    student = load_encoder(name, pooling, *rest)
     student.name = f"the student of {args.output}"
     return student
-
-
-def evaluation_sets(args):
-    """--dev, --senteval, --skip-test -> {name: scored pairs}, "dev" first. Raises UserError."""
-    sets = {"dev": read_scored_pairs(args.dev)} if args.dev else {}
-    if args.senteval or not args.dev:
-        senteval = resolve_data(args.senteval or "senteval.tar")
-        sets = sets or read_sts(senteval, "dev")
-        if not args.skip_test:
-            sets |= read_sts(senteval)
-    return sets
-
-
-# ---- Errors and files ----------------------------------------------------------------------------
-
-
-class UserError(Exception):
-    """Invalid input, a folder in the way, or training that fails, described in one line."""
-
-
-@contextlib.contextmanager
-def one_line_errors(place, advice):
-    """Convert any exception into UserError "place: reason; advice"."""
-    try:
-        yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
-        reason = getattr(error, "strerror", None) or str(error)[:300] or type(error).__name__
-        is_absent = isinstance(error, FileNotFoundError) and error.errno  # not the Hub's
-        advice = "" if is_absent else f"; {advice}"
-        raise UserError(f"{place}: {reason}{advice}") from error
 
 
 def run_main(main):
@@ -1101,8 +1063,7 @@ def run_main(main):
         sys.exit(2)
 
 
-def note(text):
-    print(text, file=sys.stderr)
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 def digest(parts):

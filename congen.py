@@ -36,11 +36,10 @@ from torch import nn
 # ---- Losses: call them in fp32, outside autocast -------------------------------------------------
 
 
-def cosine(a, b):
-    """sim of eq. 1, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K]."""
-    a = F.normalize(a, dim=-1)
-    b = F.normalize(b, dim=-1)
-    return a @ b.T
+def similarities(embeddings, queue):
+    """sim of eq. 1: cosines of each z [N, D] of several with the queue [K, D] -> [N, K] each."""
+    keys = F.normalize(queue, dim=-1)  # once for all of them, since K is large
+    return [F.normalize(z, dim=-1) @ keys.T for z in embeddings]
 
 
 def similarity_distribution(z, queue, temperature):
@@ -48,7 +47,8 @@ def similarity_distribution(z, queue, temperature):
 
     z [N, D]; queue [K, D], the d_j; temperature tau > 0. Returns [N, K], rows that sum to 1.
     """
-    return F.softmax(cosine(z, queue) / temperature, dim=1)
+    (similarity,) = similarities([z], queue)
+    return F.softmax(similarity / temperature, dim=1)
 
 
 def congen_loss(
@@ -68,11 +68,13 @@ def congen_loss(
     detached here; queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al.
     2021). Returns the mean over the batch, a scalar >= 0.
     """
-    reference = similarity_distribution(teacher_reference, queue, teacher_temperature)  # [N, K]
+    embeddings = (teacher_reference, student_control, student_generalize)
+    reference, control, generalize = similarities(embeddings, queue)  # [N, K] each
+    p_ref = F.softmax(reference / teacher_temperature, dim=1)  # similarity_distribution()
     # cross_entropy() takes the log of eq. 1 itself, which stays finite at low temperatures.
-    control = F.cross_entropy(cosine(student_control, queue) / student_temperature, reference)
-    generalize = F.cross_entropy(cosine(student_generalize, queue) / student_temperature, reference)
-    return alpha * control + (1 - alpha) * generalize
+    control_loss = F.cross_entropy(control / student_temperature, p_ref)
+    generalize_loss = F.cross_entropy(generalize / student_temperature, p_ref)
+    return alpha * control_loss + (1 - alpha) * generalize_loss
 
 
 # ---- Model ---------------------------------------------------------------------------------------
@@ -124,14 +126,15 @@ def enqueue(queue, embeddings, size):
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from common import ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
-from common import evaluation_sets, read_embeddings, read_sentences, read_text_pairs
-from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
+from common import Batches, Tokens, embed_rows, spearman, to_device
+from common import read_dev, read_embeddings, read_rows, read_sentences, resolve_data
+from common import load_encoder, load_untrained_student, teacher_embeddings
+from common import check_saved, save_encoder
+from common import ArgumentParser, Run, in_range, run_main, run_settings
 
 DELETION_RATE = 0.1  # Table 6
 # A word, or a character of a script that has no spaces (Thai to Lao, Burmese, Khmer, Chinese,
@@ -149,15 +152,14 @@ def make_optimizer(parameters, lr):
 
 
 def warmup_linear(step, total):
-    """Factor of the learning rate in step 1, 2, ..., total: rises from 0, then falls linearly.
+    """Factor of the learning rate after `step` of `total` steps: rises from 0, then falls linearly.
 
     The rise takes a tenth of all steps (section 4.1); the fall is that of the authors' code.
     """
     warmup = math.ceil(total / 10)
-    done = step - 1
-    if done < warmup:
-        return done / warmup
-    return (total - done) / (total - warmup)
+    if step < warmup:
+        return step / warmup
+    return (total - step) / (total - warmup)
 
 
 def delete_words(sentence, random):
@@ -166,28 +168,21 @@ def delete_words(sentence, random):
     return "".join(kept).strip() or sentence
 
 
-def second_views(first, second, rows, seed):
-    """The second views of the rows: given ones, or the first with words deleted by this seed."""
-    if second is not None:
-        return [second[row] for row in rows]
+def deleted_views(sentences, rows, seed):
+    """Second views: the sentences of these rows, with words deleted by this seed."""
     random = np.random.default_rng(seed)
-    return [delete_words(first[row], random) for row in rows]
+    return [delete_words(sentences[row], random) for row in rows]
 
 
-def embed_views(student, views, args):
-    """N texts of this step alone -> z_gen [N, D]."""
-    tokens = Tokens(student, views, args.max_length)
-    return embed_rows(embed, student, tokens, np.arange(len(views)), args.device)
-
-
-def distill(student, first, second, targets, dev_set, run, args):
+def distill(student, first_views, second_views, targets, dev_pairs, run, args):
     """Section 3 -> best dev score, its step, the last step.
 
-    first: n sentences; second: their other views, or None, and words of the first are deleted;
-    targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and main()
-    has computed its embeddings once.
+    first_views: n sentences; second_views: n others, or None, and words of the first are deleted;
+    targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and its
+    embeddings are computed beforehand.
     """
-    tokens = Tokens(student, first, args.max_length)
+    tokens = Tokens(student, first_views, args.max_length)
+    second_tokens = Tokens(student, second_views, args.max_length) if second_views else None
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
@@ -203,25 +198,39 @@ def distill(student, first, second, targets, dev_set, run, args):
     random = np.random.default_rng([args.seed, 0, 1])
     queue = to_device(targets[random.permutation(len(targets))[: args.queue_size]], args.device)
 
+    def prepare_views(step):
+        """The second views of a step -> Tokens, and their row numbers [N] in these."""
+        if args.alpha == 1:  # their weight is 0
+            return None
+        if second_tokens:
+            return second_tokens, batches[step]
+        texts = deleted_views(first_views, batches[step], [args.seed, step + 1])
+        return Tokens(student, texts, args.max_length), np.arange(len(texts))
+
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, optimizer]
-    step, best, best_step, queue = run.begin(total, state, (0, -math.inf, 0, queue))
-    while True:
+    start, best, best_step, queue = run.begin(total, state, (0, -math.inf, 0, queue))
+    views = prepare_views(start)
+    worker = ThreadPoolExecutor(max_workers=1)
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step, queue))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
+            dev = spearman(embed, student, dev_pairs)  # without dropout
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: can the student be read again?
+                saved = load_encoder(run.folder, device=args.device)
+                check_saved(embed, student, saved, first_views[:20])
+            run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step
 
-        # One step. Above, `step` is the number of finished steps; below, that of the current one.
+        # One step. Meanwhile, a thread deletes words for the next one.
         rows = batches[step]  # row numbers [N]
-        step += 1
+        next_views = worker.submit(prepare_views, step + 1)
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.lr * warmup_linear(step, total)
         for group in optimizer.param_groups:
@@ -230,89 +239,127 @@ def distill(student, first, second, targets, dev_set, run, args):
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:
             control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]
-            generalize = control  # for --alpha 1, where its weight is 0
-            if args.alpha < 1:
-                views = second_views(first, second, rows, [args.seed, step])  # N texts
-                generalize = embed_views(student, views, args)  # z_gen [N, D]
+            generalize = control  # for --alpha 1
+            if views:
+                generalize = embed_rows(embed, student, *views, args.device)  # z_gen [N, D]
+        temperatures = (args.teacher_temperature, args.student_temperature)
         loss = congen_loss(
-            control,
-            generalize,
-            reference,
-            queue,
-            args.teacher_temperature,
-            args.student_temperature,
-            args.alpha,
-        )
+            control, generalize, reference, queue, *temperatures, args.alpha
+        )  # eq. 2
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, lr=lr)
+        views = next_views.result()  # before any score: a tokenizer serves one thread at a time
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-NLI_TRIPLETS = "nli_for_simcse.csv"
+POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 
 
 def parse_args():
+    positive_int = in_range(int, 1)
     positive_float = in_range(float, 1e-9)
-    parser = ArgumentParser(__doc__)
-    add_model_options(parser, "princeton-nlp/unsup-simcse-roberta-large")
-    add_embeddings_option(parser)
-    add_data_options(parser, NLI_TRIPLETS)
-    views = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
-    start = "initial weights of the head (default: %(default)s; paper §4.1)"
-    control = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
     section = "(default: %(default)s; paper §4.1)"
     table_7 = "(default: %(default)s, BERT-base's in Table 7; docs/congen.md has the others)"
+    parser = ArgumentParser(__doc__)
+
+    add = parser.add_argument_group("models").add_argument
+    teacher = "princeton-nlp/unsup-simcse-roberta-large"
+    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
+    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
+    add("--teacher-embeddings", metavar="FILE", help=text)
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    text = "student pooling (default: the teacher's if cut from it, else its folder's, else mean)"
+    add("--pooling", choices=POOLINGS, help=text)
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    text = "of the student (default: its folder's; 0 if it is cut)"
+    add("--dropout", type=in_range(float, 0, 0.99), help=text)
+
+    add = parser.add_argument_group("data").add_argument
+    text = f"sentences or a .csv of triplets {shown}"
+    add("--train", default="nli_for_simcse.csv", help=text)
+    text = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
+    add("--pairs", help=text)
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+
     add = parser.add_argument_group("method").add_argument
-    add("--pairs", help=views)
-    add("--head", choices=("random", "identity"), default="random", help=start)
-    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=control)
-    add("--epochs", type=in_range(int, 1), default=20, help=section)
+    starts = ("random", "identity")
+    add("--head", choices=starts, default="random", help=f"initial weights of the head {section}")
+    text = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
+    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=text)
+    add("--epochs", type=positive_int, default=20, help=section)
     add("--batch-size", type=in_range(int, 2), default=128, help=section)
     add("--lr", type=positive_float, default=5e-5, help=f"peak learning rate {table_7}")
     add("--teacher-temperature", type=positive_float, default=0.05, help=f"tau^T {table_7}")
     names = ("--student-temperature", "--temperature")
     add(*names, type=positive_float, default=0.07, help=f"tau^S {table_7}")
     add("--queue-size", type=in_range(int, 2), default=65536, help=f"K, at most all {table_7}")
-    text = "end after this many epochs without a better dev score; 0: never (default: %(default)s)"
+    text = "epochs without a better dev score that end training; 0: never (default: %(default)s)"
     add("--patience", type=in_range(int, 0), default=7, help=text)
-    add_run_options(parser, output="runs/congen", max_length=128, eval_steps=512)
-    args = parse_options(parser)
-    args.train = args.train or NLI_TRIPLETS
-    return args
+
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/congen", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most")
+    add("--max-length", type=in_range(int, 3), default=128, help=f"of a training text {shown}")
+    add("--eval-steps", type=positive_int, default=512, help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16"), help=text)
+    return parser.parse()
+
+
+def read_text_pairs(path):
+    """A file of two tab-separated columns -> [[text, text]]. Raises UserError."""
+
+    def parse(line):
+        texts = [field.strip() for field in line.split("\t")]
+        if len(texts) != 2 or not all(texts):
+            raise ValueError(f"{len(texts)} tab-separated columns, or an empty one")
+        return texts
+
+    form = "each line has two tab-separated columns, two views or translations of a text"
+    return list(read_rows(path, parse, form))
+
+
+def run_distill(first_views, second_views, dev_pairs, run, args):
+    """The run: loads, trains and scores."""
+    student = load_untrained_student(args)
+    if args.teacher_embeddings:
+        targets = read_embeddings(args.teacher_embeddings, len(first_views))
+    else:
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+        run.scores["teacher"] = {"dev": spearman(embed, teacher, dev_pairs, teacher_embeddings)}
+        targets = teacher_embeddings(embed, teacher, first_views, args.max_length, args.precision)
+        del teacher  # frees GPU memory
+    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+    outcome = distill(student, first_views, second_views, targets, dev_pairs, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    how = "given by --pairs" if args.pairs else "by word deletion"
+    card = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}, "
+    card += f"second views {how}."
+    run.finish(*outcome, "best student", {"dev": spearman(embed, best, dev_pairs)}, card)
 
 
 def main():
     args = parse_args()
-    sets = evaluation_sets(args)
-    second = None
+    dev_pairs = read_dev(args.dev)
     if args.pairs:
-        first, second = map(list, zip(*read_text_pairs(args.pairs)))
+        first_views, second_views = map(list, zip(*read_text_pairs(args.pairs)))
     else:
-        first = read_sentences(args.train)
-    settings = run_settings(args, [__file__], [*sets.values(), first, second or []])
-    run = Run(settings, args, "distill")
+        first_views, second_views = read_sentences(resolve_data(args.train)), None
+    texts = [dev_pairs, first_views, second_views or []]
+    run = Run(run_settings(args, [__file__], texts), args, "distill")
     if not run.is_finished:
-        student = load_untrained_student(args)
-        if args.teacher_embeddings:
-            targets = read_embeddings(args.teacher_embeddings, len(first))
-        else:
-            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            run.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
-            targets = teacher_embeddings(embed, teacher, first, args.max_length, args.precision)
-            del teacher  # frees GPU memory
-        run.scores["student before"] = spearman(embed, student, sets)
-        dev_set = {"dev": sets["dev"]}
-        outcome = distill(student, first, second, targets, dev_set, run, args)
-        student = load_encoder(run.folder, device=args.device)  # the best one
-        how = "given by --pairs" if args.pairs else "by word deletion"
-        text = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}"
-        text += f", second views {how}."
-        run.finish(*outcome, {"best student": spearman(embed, student, sets)}, text)
-    print(table(run.scores))
+        run_distill(first_views, second_views, dev_pairs, run, args)
+    print(run.table())
 
 
 if __name__ == "__main__":

@@ -98,15 +98,15 @@ def embed(encoder, input_ids, attention_mask):
 
 import numpy as np
 
-from common import ArgumentParser, UserError, in_range, parse_options, run_main
-from common import add_data_options, add_run_options, evaluation_sets, read_sentences
-from common import load_encoder, pooling_module, save_encoder, spearman
-from common import Batches, Run, Tokens, embed_rows, run_settings, table
+from common import Batches, Tokens, embed_rows, spearman
+from common import read_dev, read_sentences, resolve_data
+from common import check_saved, load_encoder, pooling_module, save_encoder
+from common import ArgumentParser, Run, UserError, in_range, run_main, run_settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(student, sentences, dev_set, run, args):
+def train(student, sentences, dev_pairs, run, args):
     """Section 3 -> best dev score, its step, the last step."""
     tokens = Tokens(student, sentences, args.max_length)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
@@ -120,25 +120,27 @@ def train(student, sentences, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, scaler, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_set)["dev"]  # without dropout
+            dev = spearman(embed, student, dev_pairs)  # without dropout
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder, *pooling_modules(student))
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: can the student be read again?
+                saved = load_student(run.folder, args.pooling, device=args.device)
+                check_saved(embed, student, saved, sentences[:20])
+            run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step
 
-        # One step. Above, `step` is the number of finished steps; below, that of the current one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
-        lr = args.lr * (total + 1 - step) / total
+        lr = args.lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
         twice = np.concatenate([rows, rows])  # each row of a forward pass has its own dropout
         with autocast:
@@ -151,46 +153,57 @@ def train(student, sentences, dev_set, run, args):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
         scaler.update()
-        run.log(step, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, lr=lr)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-WIKIPEDIA = "wiki1m_for_simcse.txt"
-
 
 def parse_args():
+    positive_int = in_range(int, 1)
     positive_float = in_range(float, 1e-9)
-    parser = ArgumentParser(__doc__)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
     table_3 = "(default: %(default)s; paper Table 3)"
+    parser = ArgumentParser(__doc__)
+
     add = parser.add_argument_group("model").add_argument
-    student = "folder or Hub name (default: %(default)s; paper §4)"
-    add("--student", default="distilbert-base-uncased", help=student)
+    text = "folder or Hub name (default: %(default)s; paper §4)"
+    add("--student", default="distilbert-base-uncased", help=text)
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add(
-        "--pooling",
-        choices=LAYER_POOLINGS,
-        default="avg_last4",
-        help=f"replaces the folder's {table_3}",
-    )
+    text = f"replaces the folder's {table_3}"
+    add("--pooling", choices=LAYER_POOLINGS, default="avg_last4", help=text)
     add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
-    add_data_options(parser, WIKIPEDIA)
+
+    add = parser.add_argument_group("data").add_argument
+    text = f"sentences or a .csv of triplets {shown}"
+    add("--train", default="wiki1m_for_simcse.txt", help=text)
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+
     add = parser.add_argument_group("method").add_argument
     add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
     add("--batch-size", type=in_range(int, 2), default=128, help=table_3)
     add("--lr", type=positive_float, default=1e-5, help=f"falls to 0 as in the code {table_3}")
-    add("--steps", type=in_range(int, 1), default=20_000, help="(default: %(default)s; paper §5.1)")
-    defaults = dict(output="runs/distilface", max_length=32, eval_steps=250)
-    add_run_options(parser, precisions=DTYPES, **defaults)
-    args = parse_options(parser)
-    args.train = args.train or WIKIPEDIA
-    return args
+    add("--steps", type=positive_int, default=20_000, help="(default: %(default)s; paper §5.1)")
+
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/distilface", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most")
+    add("--max-length", type=in_range(int, 3), default=32, help=f"of a training text {shown}")
+    add("--eval-steps", type=positive_int, default=250, help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=DTYPES, help=text)
+    return parser.parse()
 
 
-def load_student(name, pooling, layers=None, dropout=None, device="cpu"):
+def load_student(name, pooling, layers=None, dropout=None, device="cpu", precision="fp32"):
     """A folder or a name on the Hub -> Encoder with one of LAYER_POOLINGS. Raises UserError."""
     # A given pooling, "mean", makes load_encoder() leave out dense heads and normalization.
-    encoder = load_encoder(name, "mean", layers, dropout=dropout, device=device)
+    options = dict(dropout=dropout, device=device, precision=precision)
+    encoder = load_encoder(name, "mean", layers, **options)
     encoder.pooling = pooling
     depth = encoder.model.config.num_hidden_layers
     for ending, needed in dict(last_second_hidden=2, last2=2, last4=4).items():
@@ -227,26 +240,30 @@ def pooling_modules(encoder):
     return [average, tokens], entry
 
 
+def run_train(sentences, dev_pairs, run, args):
+    """The run: loads, trains and scores."""
+    options = (args.student_layers, args.dropout, args.device, args.precision)
+    student = load_student(args.student, args.pooling, *options)
+    if not any(part.p for part in student.modules() if isinstance(part, nn.Dropout)):
+        raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
+    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+    outcome = train(student, sentences, dev_pairs, run, args)
+    best = load_student(run.folder, args.pooling, device=args.device)
+    is_average = LAYER_POOLINGS[args.pooling][0] == "mean"
+    library = "sentence-transformers" if is_average else "transformers"
+    card = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
+    row = {"dev": spearman(embed, best, dev_pairs)}
+    run.finish(*outcome, "best student", row, card, library)
+
+
 def main():
     args = parse_args()
-    sets = evaluation_sets(args)
-    sentences = read_sentences(args.train)
-    settings = run_settings(args, [__file__], [*sets.values(), sentences])
-    run = Run(settings, args, "train")
+    dev_pairs = read_dev(args.dev)
+    sentences = read_sentences(resolve_data(args.train))
+    run = Run(run_settings(args, [__file__], [dev_pairs, sentences]), args, "train")
     if not run.is_finished:
-        options = (args.pooling, args.student_layers, args.dropout, args.device)
-        student = load_student(args.student, *options)
-        if not any(part.p for part in student.modules() if isinstance(part, nn.Dropout)):
-            raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
-        run.scores["student before"] = spearman(embed, student, sets)
-        outcome = train(student, sentences, {"dev": sets["dev"]}, run, args)
-        student = load_student(run.folder, args.pooling, device=args.device)  # the best one
-        row = {"best student": spearman(embed, student, sets)}
-        is_average = LAYER_POOLINGS[args.pooling][0] == "mean"
-        library = "sentence-transformers" if is_average else "transformers"
-        text = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
-        run.finish(*outcome, row, text, library)
-    print(table(run.scores))
+        run_train(sentences, dev_pairs, run, args)
+    print(run.table())
 
 
 if __name__ == "__main__":

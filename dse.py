@@ -143,20 +143,32 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from common import ArgumentParser, UserError, in_range, parse_options, run_main
-from common import add_run_options, note, one_line_errors, replacing
-from common import download, gold_score, read_rows, read_scored_pairs, resolve_model
-from common import LOADING, encode, load_encoder, save_encoder, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
+from common import Batches, Tokens, UserError, embed_rows, encode, to_device
+from common import gold_score, note, one_line_errors, read_rows, read_scored_pairs
+from common import Encoder, check_saved, load_encoder, load_transformer, save_encoder
+from common import teacher_embeddings
+from common import ArgumentParser, Run, download, in_range, read_json, replacing, run_main
+from common import run_settings
 
 
 def warmup_linear(step, total):
-    """Factor of the learning rate in step 1, 2, ...: rises from 0, then falls linearly to 0.
+    """Factor of the learning rate after `step` steps: rises from 0, then falls linearly to 0.
 
     As in the authors' code; the paper has no schedule. The rise takes a tenth of `total` steps.
     """
-    progress = (step - 1) / total
+    progress = step / total
     return progress / 0.1 if progress < 0.1 else (1 - progress) / 0.9
+
+
+def clip_each(parameters):
+    """Divide each tensor's gradient by its own norm if that is above 1, as the authors' code does.
+
+    In place, by three calls for all tensors: a loop over them takes as long as the forward pass.
+    """
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    norms = torch._foreach_norm(gradients)
+    torch._foreach_clamp_min_(norms, 1.0)
+    torch._foreach_div_(gradients, norms)
 
 
 def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
@@ -176,8 +188,8 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [teacher, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the teacher, keep the best.
@@ -186,13 +198,15 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(teacher, run.folder)
-            run.log_dev(step, dev)
+            run.log(step, dev=dev)
+            if step == 0:  # before hours of training: can the teacher be read again?
+                saved = load_cross_encoder(run.folder, args.task, args.max_length, args.device)
+                check_saved(pair_logits, teacher, saved, pairs[:20])
             if step == total:
                 return best, best_step, step
 
-        # One step. Above, `step` is the number of finished steps; below, that of the current one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.teacher_lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
@@ -202,10 +216,9 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
         loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
         loss.backward()
-        for parameter in parameters:
-            nn.utils.clip_grad_norm_(parameter, 1.0)  # each tensor alone, as in the authors' code
+        clip_each(parameters)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, lr=lr)
 
 
 def distill(student, pairs, labels, targets, dev_set, run, args):
@@ -226,8 +239,8 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
     student.train(not args.freeze_encoder)
 
     state = [student, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
@@ -236,13 +249,15 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
             if dev > best:
                 best, best_step = dev, step
                 save_student(student, run.folder)
-            run.log_dev(step, dev)
+            run.log(step, dev=dev)
+            if step == 0:
+                saved = load_student(run.folder, args.device)
+                check_saved(embed, student, saved, [first for first, _ in pairs[:20]])
             if step == total:
                 return best, best_step, step
 
         # One step.
         rows = batches[step]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)
         # The authors' schedule counts batches of 16, two of which make a step: it ends at 56 %.
         lr = args.lr * warmup_linear(step, 2 * total)
@@ -256,10 +271,9 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
         loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
         loss.backward()
-        for parameter in parameters:
-            nn.utils.clip_grad_norm_(parameter, 1.0)
+        clip_each(parameters)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, lr=lr)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -271,15 +285,12 @@ def embed_sentences(student, sentences):
     return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
-def logits_of(model, pairs, compare=None):
-    """The logits of a teacher or student for n pairs of sentences: array [n, C].
-
-    compare(u, v) -> [n] or [n, C] replaces the student's head.
-    """
+def logits_of(model, pairs):
+    """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
     u, v = [embed_sentences(model, sentences) for sentences in zip(*pairs)]
-    return (compare or model.head.score_pairs)(u, v).cpu().numpy()
+    return model.head.score_pairs(u, v).cpu().numpy()
 
 
 def metrics(logits, labels, task):
@@ -301,11 +312,11 @@ def metrics(logits, labels, task):
     return {name: 100 * float(value) if is_finite else math.nan for name, value in values.items()}
 
 
-def scores(model, sets, task, compare=None):
-    """{set: (pairs, R)} -> {"dev accuracy": x 100, ..., "dev": their mean}; see logits_of()."""
+def scores(model, sets, task):
+    """{set: (pairs, R)} -> {"dev accuracy": x 100, ..., "dev": their mean}."""
     row = {}
     for name, (pairs, labels) in sets.items():
-        values = metrics(logits_of(model, pairs, compare), labels, task)
+        values = metrics(logits_of(model, pairs), labels, task)
         row |= {f"{name} {metric}": value for metric, value in values.items()}
         row[name] = sum(values.values()) / len(values)
     return row
@@ -319,41 +330,40 @@ def dev_score(model, dev_set, task):
 # ---- Models --------------------------------------------------------------------------------------
 
 
-def load_cross_encoder(name, task, max_length=512, device="cpu"):
+def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32"):
     """A folder or a name on the Hub -> the teacher, a classifier of pairs; see pair_logits().
 
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
     UserError, also for a classifier whose classes are not those of the task.
     """
-    teacher = load_encoder(name, "mean", check=False)  # which checks all but the output layer
-    teacher.prompt = ""
-    teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
-    teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
+    teacher = Encoder(name, "mean")
     classes = CLASSES[task]
-    load = transformers.AutoModelForSequenceClassification.from_pretrained
-    options = dict(num_labels=len(classes), ignore_mismatched_sizes=True)
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
-        model, report = load(resolve_model(name), **options, **LOADING)
-        position = {label.lower(): at for label, at in model.config.label2id.items()}
+        stated = read_json(teacher.folder / "config_sentence_transformers.json", {})
+        teacher.set_prompts(stated)
+        teacher.prompt = ""
+        modules = read_json(teacher.folder / "modules.json", [dict(path="")])
+        place = teacher.folder / modules[0]["path"]
+        kind = transformers.AutoModelForSequenceClassification
+        report = load_transformer(teacher, place, None, kind, len(classes))
+        config = teacher.model.config
+        position = {label.lower(): at for label, at in config.label2id.items()}
         order = [position.get(label, at) for at, label in enumerate(classes)]
         if report["mismatched_keys"] or len({*order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
+    teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
+    teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
     teacher.register_buffer("order", torch.tensor(order))
-    teacher.model = model
-    model.config.use_cache = False
-    if model.config.pad_token_id is None:  # Qwen3; a classifier then needs one
-        model.config.pad_token_id = teacher.tokenizer.pad_token_id or 0
     teacher.fresh = bool(report["missing_keys"])
     if not teacher.fresh and len(classes) > 2 and not position.keys() & set(classes):
         note(f"{name}: its classes have no names; they are taken as {', '.join(classes)}")
     # Where CrossEncoder of sentence-transformers 6, 4 and 2 states the function of its score.
-    functions = [
-        teacher.stated.get("activation_fn"),
-        getattr(model.config, "sentence_transformers", ""),
-    ]
-    functions.append(getattr(model.config, "sbert_ce_default_activation_function", ""))
+    functions = [stated.get("activation_fn"), getattr(config, "sentence_transformers", "")]
+    functions.append(getattr(config, "sbert_ce_default_activation_function", ""))
     teacher.has_sigmoid = task == "stsb" and "Sigmoid" in str(functions)
-    return teacher.to(device)
+    if precision == "bf16" and device == "cpu":
+        teacher.model.set_attn_implementation("eager")  # whose backward pass is faster there
+    return teacher.to(device).eval()
 
 
 def save_student(student, folder):
@@ -368,7 +378,7 @@ def save_student(student, folder):
 def load_student(folder, device="cpu"):
     """A folder that a run has written -> the student, in eval mode. Raises UserError."""
     student = load_encoder(folder, "mean")
-    file = resolve_model(folder) / "head.safetensors"
+    file = student.folder / "head.safetensors"
     with one_line_errors(file, "the folder must be a student that dse.py has trained"):
         weights = load_file(file)
         add_head(student, classes=len(weights["w.weight"]))
@@ -405,28 +415,40 @@ def read_sets(args):
     files = dict(train=[f"{task}/train"], dev=[f"{task}/validation"], test=[f"{task}/test"])
     sets = {}
     for name, parts in FILES.get(task, files).items():
-        if not args.train:
-            rows = [row for part in parts for row in read_labeled_pairs(args.data, part, task)]
-        elif name == "test":
-            rows = []
+        if args.train:
+            paths = dict(train=[args.train], dev=[args.dev]).get(name, [])
         else:
-            rows = read_scored_pairs(args.train if name == "train" else args.dev)
-        if rows:
-            first, second, labels = zip(*rows)
+            paths = [find_file(args.data, part) for part in parts]
+        pairs = [pair for path in paths for pair in read_labeled_pairs(path, task)]
+        if pairs:
+            first, second, labels = zip(*pairs)
             array = np.array(labels, np.float32 if task == "stsb" else np.int64)
             sets[name] = list(zip(first, second)), array
+        elif name in ("train", "dev"):
+            raise UserError(f"{paths[0]}: it has no labels")
+    if np.ptp(sets["train"][1]) == 0:
+        raise UserError(f"{task}: all labels of the training pairs are equal")
     return sets
 
 
-def read_labeled_pairs(folder, file, task):
-    """TASK/SPLIT in a folder or on the Hub -> [(sentence, sentence, label)]. Raises UserError.
+def find_file(folder, part):
+    """TASK/SPLIT -> its path in --data, or in SetFit's data sets on the Hub."""
+    task, split = part.split("/")
+    return Path(folder, f"{part}.jsonl") if folder else download(f"SetFit/{task}", f"{split}.jsonl")
 
-    Each line is JSON, as in SetFit's data sets on the Hub. label: a class number, or a score from 0
-    to 5; rows with the label -1 are left out. A test set may have no labels, or be missing.
+
+def read_labeled_pairs(path, task):
+    """A file of pairs -> [(sentence, sentence, label)], without unlabeled ones. Raises UserError.
+
+    A name ending in .tsv: scored pairs, tab-separated. Any other: a line of JSON each, with text1,
+    text2 and label, a class number or a score from 0 to 5; -1 where there is none. A test set may
+    be missing.
     """
-    name, split = file.split("/")
-    path = Path(folder, f"{file}.jsonl") if folder else download(f"SetFit/{name}", f"{split}.jsonl")
-    if split == "test" and not path.exists():
+    if str(path).endswith((".tsv", ".tsv.gz")):
+        if task != "stsb":
+            raise UserError(f"{path}: scored pairs are for --task stsb; {task} needs JSON lines")
+        return read_scored_pairs(path)
+    if Path(path).stem == "test" and not Path(path).exists():
         return []
     classes = CLASSES[task]
 
@@ -434,7 +456,7 @@ def read_labeled_pairs(folder, file, task):
         row = json.loads(line)
         first, second, label = row["text1"].strip(), row["text2"].strip(), row["label"]
         if label == -1 or not first or not second:
-            return None, None, None
+            return ()
         if task == "stsb":
             return first, second, gold_score(label)
         if label not in range(len(classes)):
@@ -442,10 +464,7 @@ def read_labeled_pairs(folder, file, task):
         return first, second, label
 
     form = f"each line is JSON with text1, text2 and label, of {', '.join(classes)}"
-    rows = [row for row in read_rows(path, parse, form) if row[0]]
-    if not rows and split != "test":
-        raise UserError(f"{path}: no labeled rows; {form}")
-    return rows
+    return [row for row in read_rows(path, parse, form) if row]
 
 
 # ---- Command line --------------------------------------------------------------------------------
@@ -454,20 +473,27 @@ def read_labeled_pairs(folder, file, task):
 def parse_args():
     positive_int = in_range(int, 1)
     positive_float = in_range(float, 1e-9)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
     section = "(default: %(default)s; paper §4.1.1)"
     finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
     parser = ArgumentParser(__doc__)
-    add = parser.add_argument_group("models and data").add_argument
-    add("--task", choices=CLASSES, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
-    data = "folder with mrpc/train.jsonl, ... (default: SetFit's data sets on the Hugging Face Hub)"
-    add("--data", help=data)
-    add("--train", help="scored pairs (TSV: sentence, sentence, score from 0 to 5), not a task's")
-    add("--dev", help="scored pairs that choose the best student, with --train")
-    teacher = "a classifier, or a plain encoder to fine-tune (default: %(default)s; paper §3.3)"
-    add("--teacher", default="bert-large-uncased", help=teacher)
+
+    add = parser.add_argument_group("models").add_argument
+    text = "a classifier, or a plain encoder to fine-tune (default: %(default)s; paper §3.3)"
+    add("--teacher", default="bert-large-uncased", help=text)
     add("--student", help="folder or Hub name (default: --teacher; paper §3.4)")
     add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
     add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
+
+    add = parser.add_argument_group("data").add_argument
+    add("--task", choices=CLASSES, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
+    text = "folder with mrpc/train.jsonl, ... (default: SetFit's data sets on the Hugging Face Hub)"
+    add("--data", help=text)
+    text = "pairs instead of a task's: scored pairs (.tsv), or JSON lines as in --data"
+    add("--train", help=text)
+    add("--dev", help="pairs that choose the best student, with --train")
+
     add = parser.add_argument_group("method").add_argument
     add("--alpha", type=in_range(float, 0, 1), default=0.5, help=f"weight of the teacher {section}")
     add("--freeze-encoder", action="store_true", help="train only the similarity head (§4.1.1)")
@@ -477,10 +503,21 @@ def parse_args():
     add("--epochs", type=positive_int, default=8, help=section)
     add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
     add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
-    add_run_options(parser, output="runs/dse", max_length=128)
-    args = parse_options(parser)
-    if bool(args.train) != bool(args.dev) or (args.train and args.task not in (None, "stsb")):
-        raise UserError("--train and --dev: give both or neither, and no --task but stsb")
+
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/dse", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
+    add("--max-length", type=in_range(int, 3), default=128, help=f"of a text, in tokens {shown}")
+    add("--eval-steps", type=positive_int, help="steps between dev scores (default: an epoch)")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16"), help=text)
+
+    args = parser.parse()
+    if bool(args.train) != bool(args.dev):
+        parser.error("give both --train and --dev, or neither")
     args.task = args.task or ("stsb" if args.train else "mrpc")
     args.lr = args.lr or (1e-5 if args.task == "stsb" else 2e-5)
     return args
@@ -489,44 +526,55 @@ def parse_args():
 def load_untrained_student(args):
     """--student, or --teacher without it, cut to --student-layers, with its new head."""
     name = args.student or args.teacher
-    student = load_encoder(name, "mean", args.student_layers, dropout=args.dropout)
+    options = dict(dropout=args.dropout, precision=args.precision)
+    student = load_encoder(name, "mean", args.student_layers, **options)
     student.requires_grad_(not args.freeze_encoder)
     student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
     return add_head(student, len(CLASSES[args.task])).to(args.device)
 
 
+def run_teacher(train_set, sets, settings, args):
+    """Section 3.3 -> the teacher: a classifier as it is, or a plain encoder that is fine-tuned.
+
+    Fine-tuning is a run with a folder of its own, OUTPUT/teacher.
+    """
+    options = (args.task, args.max_length, args.device, args.precision)
+    teacher = load_cross_encoder(args.teacher, *options)
+    if not teacher.fresh:
+        return teacher
+    run = Run(settings, args, "teacher", is_last=False)
+    if not run.is_finished:
+        outcome = finetune_teacher(teacher, *train_set, sets["dev"], run, args)
+        teacher = load_cross_encoder(run.folder, *options)
+        row = scores(teacher, sets, args.task)
+        run.finish(*outcome, "teacher", row, card(args), "transformers")
+    return load_cross_encoder(run.folder, *options)
+
+
+def card(args):
+    return f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
+
+
 def main():
     args = parse_args()
     sets = read_sets(args)
-    read = [[pairs, labels.tolist()] for pairs, labels in sets.values()]
-    settings = run_settings(args, [__file__], read)
+    everything = [[pairs, labels.tolist()] for pairs, labels in sets.values()]
+    settings = run_settings(args, [__file__], everything)
     run = Run(settings, args, "student")
     if run.is_finished:
-        print(table(run.scores))
+        print(run.table())
         return
     pairs, labels = sets.pop("train")
-    if np.ptp(labels) == 0:
-        raise UserError(f"{args.task}: all labels of the training pairs are equal")
     torch.manual_seed(args.seed)  # both output layers start at random, the student's first
     student = load_untrained_student(args)
     targets = np.zeros((len(pairs), len(CLASSES[args.task])), np.float32)
-    text = f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
 
     if args.alpha > 0 or args.teacher_only:
-        options = (args.task, args.max_length, args.device)
-        teacher = load_cross_encoder(args.teacher, *options)
-        if teacher.fresh:  # its fine-tuning is a stage, with a folder of its own
-            first = Run(settings, args, "teacher", is_last=False)
-            if not first.is_finished:
-                outcome = finetune_teacher(teacher, pairs, labels, sets["dev"], first, args)
-                teacher = load_cross_encoder(first.folder, *options)
-                row = {"teacher": scores(teacher, sets, args.task)}
-                first.finish(*outcome, row, text, "transformers")
-            teacher = load_cross_encoder(first.folder, *options)  # the best one
+        teacher = run_teacher((pairs, labels), sets, settings, args)
         run.scores["teacher"] = scores(teacher, sets, args.task)
         if args.teacher_only:
-            run.write_card(text, "transformers")
-            print(table(run.scores))
+            run.write_card(card(args), "transformers")
+            print(run.table())
             return
         key = str(teacher.has_sigmoid)
         targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
@@ -534,14 +582,11 @@ def main():
             means = f"{targets.mean():.1f}, and of the labels {labels.mean():.1f}"
             note(f"the mean of the teacher's scores is {means}; they should be on one scale")
         teacher.to("cpu")  # frees GPU memory
-    if args.task == "stsb":
-        cosine = scores(student, sets, args.task, F.cosine_similarity)
-        run.scores["student before, cosine"] = cosine
     outcome = distill(student, pairs, labels, targets, sets["dev"], run, args)
-    student = load_student(run.folder, args.device)  # the best one
-    row = {"best student": scores(student, sets, args.task)}
-    run.finish(*outcome, row, text, "transformers")
-    print(table(run.scores))
+    best = load_student(run.folder, args.device)
+    row = scores(best, sets, args.task)
+    run.finish(*outcome, "best student", row, card(args), "transformers")
+    print(run.table())
 
 
 if __name__ == "__main__":

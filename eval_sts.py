@@ -10,13 +10,16 @@ name on the Hugging Face Hub, pooled as its folder states, unless --pooling repl
   python eval_sts.py runs/distilface --sets STS12,STS13,STS14,STS15,STS-B   DistilFACE's Table 2
 """
 
+import math
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from common import POOLINGS, ArgumentParser, UserError, one_line_errors, run_main, table
-from common import load_encoder, read_scored_pairs, read_sts, resolve_data, resolve_model, spearman
+from common import gold_score, read_rows, read_scored_pairs, split_columns
+from common import load_encoder, resolve_data, resolve_model, spearman
 from common import read_json, write_json
 
 
@@ -33,6 +36,9 @@ def embed(encoder, input_ids, attention_mask):
         pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
     embedding = encoder.heads(pooled).float()  # [N, D]
     return F.normalize(embedding, dim=-1) if encoder.normalize else embedding
+
+
+# ---- Models --------------------------------------------------------------------------------------
 
 
 def load(name, pooling=None, layers=None):
@@ -55,13 +61,46 @@ def load(name, pooling=None, layers=None):
     return load_encoder(name, pooling, layers), embed
 
 
-def read_data(args):
-    """The scored pairs that the options name -> {name: pairs}. Raises UserError."""
-    if args.pairs:
-        return {file: read_scored_pairs(file) for file in args.pairs}
-    sets = read_sts(resolve_data(args.senteval), args.split)
-    with one_line_errors("--sets", f"choose from {','.join(sets)}"):
-        return {name: sets[name] for name in args.sets or sets}
+# ---- Data ----------------------------------------------------------------------------------------
+
+
+def read_sts(folder, split="test"):
+    """SentEval's folder, or one above it -> {name: scored pairs}. Raises UserError.
+
+    split "dev": STS-B's dev set; "test": STS12 to STS16, each with all of its subsets together
+    (SimCSE's "all" setting) and without unscored pairs, then STS-B and SICK-R.
+    """
+    benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
+    if benchmark is None:
+        raise UserError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
+    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), exact=False)
+    if split == "dev":
+        return {"dev": pairs}
+    sets = {}
+    no_sentences = {"ALL.txt", "SMT.txt"}  # SentEval has only their scores
+    for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):
+        folder = benchmark.with_name(f"{year}-en-test")
+        names = {path.name.split(".", 2)[2] for path in folder.glob("STS.*.txt")} - no_sentences
+        sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
+    sets["STS-B"] = pairs
+    sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
+    sets["SICK-R"] = read_scored_pairs(sick, (1, 2, 3), exact=False)
+    return sets
+
+
+def read_sts_subset(folder, name):
+    """STS.input.NAME and STS.gs.NAME of a year -> scored pairs. Raises UserError."""
+    form = "STS.gs has one score, or none, for each line of STS.input"
+    first_two = partial(split_columns, positions=(0, 1), exact=False)
+    texts = list(read_rows(folder / f"STS.input.{name}", first_two, form))
+    gold = folder / f"STS.gs.{name}"
+    scores = list(read_rows(gold, lambda line: gold_score(line) if line else math.nan, form))
+    if len(scores) != len(texts):
+        raise UserError(f"{gold}: {len(scores)} lines, but {len(texts)} pairs of sentences; {form}")
+    return [(*text, score) for text, score in zip(texts, scores) if not math.isnan(score)]
+
+
+# ---- Command line --------------------------------------------------------------------------------
 
 
 def parse_args():
@@ -82,16 +121,28 @@ def parse_args():
     return parser.parse_args()
 
 
+def read_data(args):
+    """The scored pairs that the options name -> {name: pairs}. Raises UserError."""
+    if args.pairs:
+        return {file: read_scored_pairs(file) for file in args.pairs}
+    sets = read_sts(resolve_data(args.senteval), args.split)
+    with one_line_errors("--sets", f"choose from {','.join(sets)}"):
+        return {name: sets[name] for name in args.sets or sets}
+
+
 def main():
     args = parse_args()
     sets = read_data(args)
     rows = {}
     for name in args.models:
         encoder, embed_with = load(name, args.pooling, args.student_layers)
-        rows[name] = spearman(embed_with, encoder.to(args.device), sets)
-    print(table(rows))
-    if args.json:
+        encoder.to(args.device)
+        rows[name] = {key: spearman(embed_with, encoder, pairs) for key, pairs in sets.items()}
+        if len(sets) > 1:
+            rows[name]["avg"] = sum(rows[name].values()) / len(sets)
+    if args.json:  # before anything that the terminal may not be able to show
         write_json(Path(args.json), rows)
+    print(table(rows))
 
 
 if __name__ == "__main__":

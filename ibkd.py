@@ -13,7 +13,7 @@ the mean of the student's own input embeddings. Stage 1 (distill) needs texts al
       +----> student --> S --> mapping W --------^        |
                 +------> X, S --> beta_1 HSIC(X, S) ------+
     anchor, positive, negatives --> student --> S --> S' --> InfoNCE --+--> stage 2, eq. 9
-    anchor --> student --> X, S --> beta_2 HSIC(X, S) -----------------+    (S' = S without --dim)
+    all of these texts --> student --> X, S --> beta_2 HSIC(X, S) -----+    (S' = S without --dim)
 
 Departures that change results (docs/ibkd.md has all of them, next to the authors' code):
   - The RBF kernel of eq. 7 is exp(-gamma |x - y|^2); the paper prints neither minus nor square.
@@ -150,11 +150,11 @@ from functools import partial
 
 import numpy as np
 
-from common import ArgumentParser, in_range, parse_options, run_main
-from common import add_data_options, add_embeddings_option, add_model_options, add_run_options
-from common import evaluation_sets, read_embeddings, read_sentences, read_triplets
-from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
+from common import Batches, Tokens, embed_rows, spearman, to_device
+from common import read_dev, read_embeddings, read_sentences, read_triplets, resolve_data
+from common import load_encoder, load_untrained_student, teacher_embeddings
+from common import check_saved, save_encoder
+from common import ArgumentParser, Run, in_range, run_main, run_settings
 
 
 def distill(student, texts, targets, dev_score, run, args):
@@ -163,7 +163,7 @@ def distill(student, texts, targets, dev_score, run, args):
     Eq. 8 prints -(L_nce - beta_1 HSIC), with eq. 3's L_nce, a bound to maximize. Section 3.1 ends
     with the opposite sign, a loss to minimize, which is info_nce(). targets [n, D_T]: T of n texts.
     The teacher is not in this loop: it is frozen, and main() has computed its embeddings once.
-    dev_score(student) -> the number that chooses the best student. Returns the best dev score, its
+    dev_score(encoder) -> the number that chooses the best student. Returns the best dev score, its
     step, and the last step.
     """
     tokens = Tokens(student, texts, args.max_length)
@@ -179,8 +179,8 @@ def distill(student, texts, targets, dev_score, run, args):
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
@@ -189,15 +189,18 @@ def distill(student, texts, targets, dev_score, run, args):
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: can the student be read again?
+                saved = load_encoder(run.folder, device=args.device)
+                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
+                check_saved(embed, student, saved, texts[:20])
+            run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step
 
-        # One step. Above, `step` is the number of finished steps; below, that of the current one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
-        lr = args.lr * (total + 1 - step) / total
+        lr = args.lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
             x, s = embed_rows(embed_both, student, tokens, rows, args.device)  # [N, H], [N, D]
@@ -211,7 +214,7 @@ def distill(student, texts, targets, dev_score, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
 
 def finetune(student, texts, examples, dev_score, run, args):
@@ -232,12 +235,12 @@ def finetune(student, texts, examples, dev_score, run, args):
     torch.manual_seed(args.seed)  # W_proj starts at random
     embed_both = partial(embed, with_input=True, num_dense=len(student.heads))  # X and S
     mapping = add_mapping(student, args.dim, keep=True)  # embed() now returns S'
-    model = student.to(args.device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.finetune_lr, fused=True)
+    student.to(args.device).train()
+    optimizer = torch.optim.Adam(student.parameters(), lr=args.finetune_lr, fused=True)
 
-    state = [model, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    state = [student, optimizer]
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
@@ -246,15 +249,18 @@ def finetune(student, texts, examples, dev_score, run, args):
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: can the student be read again?
+                saved = load_encoder(run.folder, device=args.device)
+                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
+                check_saved(embed, student, saved, texts[:20])
+            run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step
 
         # One step.
         rows = batches[step]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)
-        lr = args.finetune_lr * (total + 1 - step) / total
+        lr = args.finetune_lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
         numbers = examples[rows]  # of an anchor, its positive, K hard negatives [N, 2 + K]
         with autocast:  # X [N (2 + K), H], S [N (2 + K), D]
@@ -270,26 +276,42 @@ def finetune(student, texts, examples, dev_score, run, args):
         loss = contrast + args.beta2 * dependence  # eq. 9
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
+CARD = "Trained by `ibkd.py` (IBKD, arXiv:2311.05472)."
 NLI_TRIPLETS = "nli_for_simcse.csv"
+POOLINGS = ("mean", "cls", "lasttoken", "pooler")
 
 
-def add_method_options(parser):
-    """The options of section 4.3 and Table 1, which extras/ibkd_dr.py has, too."""
+def add_options(parser):
+    """All options except those of the data. extras/ibkd_dr.py has them, too."""
     positive_int = in_range(int, 1)
     positive_float = in_range(float, 1e-9)
     two = in_range(int, 2)  # a contrastive loss needs two texts
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
     section = "(default: %(default)s; paper §4.3)"
     stage_1 = "stage 1 (default: %(default)s; paper Table 1)"
     stage_2 = "stage 2 (default: %(default)s; paper Table 1)"
-    kernels = ("rbf", "imq", "linear")
+
+    add = parser.add_argument_group("models").add_argument
+    teacher = "princeton-nlp/sup-simcse-roberta-large"
+    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    text = "student pooling (default: the teacher's if cut from it, else its folder's, else mean)"
+    add("--pooling", choices=POOLINGS, help=text)
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    text = "of the student (default: its folder's; 0 if it is cut)"
+    add("--dropout", type=in_range(float, 0, 0.99), help=text)
+
     add = parser.add_argument_group("method").add_argument
+    kernels = ("rbf", "imq", "linear")
     add("--kernel", choices=kernels, default="rbf", help="HSIC kernel (default: rbf; paper §3.2)")
     add("--gamma", type=positive_float, default=0.5, help=f"kernel parameter {section}")
     add("--beta1", type=in_range(float, 0), default=1.0, help=f"HSIC weight, stage 1 {section}")
@@ -306,19 +328,31 @@ def add_method_options(parser):
     add("--finetune-lr", type=positive_float, default=3e-5, help=stage_2)
     add("--finetune-temperature", type=positive_float, default=0.05, help=stage_2)
 
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/ibkd", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
+    add("--max-length", type=in_range(int, 3), default=128, help=f"of a training text {shown}")
+    add("--eval-steps", type=positive_int, default=500, help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16"), help=text)
+
 
 def parse_args():
     parser = ArgumentParser(__doc__)
-    add_model_options(parser, "princeton-nlp/sup-simcse-roberta-large")
-    add_embeddings_option(parser)
-    add_data_options(parser, NLI_TRIPLETS)
-    stages = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
-    parser.add_argument("--stage", choices=("distill", "finetune", "both"), help=stages)
-    triplets = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.3)"
-    parser.add_argument("--triplets", help=triplets)
-    add_method_options(parser)
-    add_run_options(parser, output="runs/ibkd", max_length=128, eval_steps=500)
-    args = parse_options(parser)
+    add = parser.add_argument_group("data").add_argument
+    add("--train", help=f"sentences or a .csv of triplets (default: {NLI_TRIPLETS})")
+    text = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.3)"
+    add("--triplets", help=text)
+    text = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
+    add("--stage", choices=("distill", "finetune", "both"), help=text)
+    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
+    add("--teacher-embeddings", metavar="FILE", help=text)
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+    add_options(parser)
+    args = parser.parse()
     if args.stage is None:
         args.stage = "distill" if args.train and not args.triplets else "both"
     args.train = args.train or NLI_TRIPLETS
@@ -326,49 +360,56 @@ def parse_args():
     return args
 
 
-def main():
-    args = parse_args()
-    sets = evaluation_sets(args)
-    sentences = read_sentences(args.train) if args.stage != "finetune" else []
-    triplets = read_triplets(args.triplets) if args.stage != "distill" else []
-    labeled = [text for triplet in triplets for text in triplet]
-    settings = run_settings(args, [__file__], [*sets.values(), sentences, labeled])
-    # A stage is a run with a folder of its own; the last one has --output itself.
-    first = Run(settings, args, "distill", is_last=args.stage == "distill")
-    last = Run(settings, args, "finetune") if args.stage != "distill" else first
-    text = "Trained by `ibkd.py` (IBKD, arXiv:2311.05472)."
-
-    def dev_score(encoder):
-        return spearman(embed, encoder, {"dev": sets["dev"]})["dev"]
-
-    if last.is_finished:
-        print(table(last.scores))
+def run_distill(sentences, dev_score, run, args):
+    """Stage 1 as a run: loads, trains and scores, and returns at once if the run has its card."""
+    if run.is_finished:
         return
     student = load_untrained_student(args)
+    if args.teacher_embeddings:
+        targets = read_embeddings(args.teacher_embeddings, len(sentences))
+    else:
+        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+        run.scores["teacher"] = {"dev": dev_score(teacher, vectors_of=teacher_embeddings)}
+        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
+        del teacher  # frees GPU memory
+    run.scores["student before"] = {"dev": dev_score(student)}
+    outcome = distill(student, sentences, targets, dev_score, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    run.finish(*outcome, "best of stage 1", {"dev": dev_score(best)}, CARD)
 
-    if args.stage != "finetune" and not first.is_finished:
-        if args.teacher_embeddings:
-            targets = read_embeddings(args.teacher_embeddings, len(sentences))
-        else:
-            teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-            first.scores["teacher"] = spearman(embed, teacher, sets, teacher_embeddings)
-            targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-            del teacher  # frees GPU memory
-        first.scores["student before"] = spearman(embed, student, sets)
-        outcome = distill(student, sentences, targets, dev_score, first, args)
-        student = load_encoder(first.folder, device=args.device)  # the best one
-        first.finish(*outcome, {"best of stage 1": spearman(embed, student, sets)}, text)
+
+def run_finetune(first, triplets, dev_score, run, args):
+    """Stage 2 as a run, from the student of the run `first`, or from --student if that is None."""
+    if run.is_finished:
+        return
+    if first:
+        run.scores |= first.scores
+        student = load_encoder(first.folder, device=args.device, precision=args.precision)
+    else:
+        student = load_untrained_student(args)
+        run.scores["student before"] = {"dev": dev_score(student)}
+    texts = [text for triplet in triplets for text in triplet]
+    examples = np.arange(len(texts)).reshape(-1, 3)
+    outcome = finetune(student, texts, examples, dev_score, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    run.finish(*outcome, "best of stage 2", {"dev": dev_score(best)}, CARD)
+
+
+def main():
+    args = parse_args()
+    dev_pairs = read_dev(args.dev)
+    sentences = read_sentences(resolve_data(args.train)) if args.stage != "finetune" else []
+    triplets = read_triplets(resolve_data(args.triplets)) if args.stage != "distill" else []
+    settings = run_settings(args, [__file__], [dev_pairs, sentences, triplets])
+    dev_score = partial(spearman, embed, pairs=dev_pairs)  # of an encoder
+    # A stage is a run with a folder of its own; the last one has --output itself.
+    run = Run(settings, args, args.stage if args.stage != "both" else "finetune")
+    first = Run(settings, args, "distill", is_last=False) if args.stage == "both" else None
+    if args.stage != "finetune":
+        run_distill(sentences, dev_score, first or run, args)
     if args.stage != "distill":
-        if args.stage == "both":
-            student = load_encoder(first.folder, device=args.device)
-            last.scores |= first.scores
-        else:
-            last.scores["student before"] = spearman(embed, student, sets)
-        examples = np.arange(len(labeled)).reshape(-1, 3)
-        outcome = finetune(student, labeled, examples, dev_score, last, args)
-        student = load_encoder(last.folder, device=args.device)
-        last.finish(*outcome, {"best of stage 2": spearman(embed, student, sets)}, text)
-    print(table(last.scores))
+        run_finetune(first, triplets, dev_score, run, args)
+    print(run.table())
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from common import ArgumentParser, UserError, note, run_main
-from common import encode, load_encoder, read_sentences, save_encoder
+from common import ArgumentParser, UserError, note, read_sentences, resolve_data, run_main
+from common import encode, load_encoder, save_encoder
 from eval_sts import embed
 
 SENTENCES = 10_000  # that A is fitted on, drawn at random
@@ -76,7 +76,7 @@ def main():
     args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
-    sentences = read_sentences(args.train)
+    sentences = read_sentences(resolve_data(args.train))
     rows = np.random.default_rng(0).permutation(len(sentences))[:SENTENCES]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     teacher = load_encoder(args.teacher, device=device)

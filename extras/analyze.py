@@ -27,7 +27,8 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from common import ArgumentParser, UserError, one_line_errors, run_main
-from common import encode, evaluation_sets, read_json, read_rows, read_sentences, write_json
+from common import encode, read_json, read_rows, write_json
+from common import read_dev, read_sentences, resolve_data
 from eval_sts import load
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
@@ -220,13 +221,11 @@ def parse_args():
     add("models", nargs="+", help="folder or Hub name; for data, folder of runs")
     add("--output", help="path without its ending (default: figures/FIGURE)")
     add("--dev", help="scored pairs (TSV) (default: STS-B dev)")
-    add("--senteval", help="SentEval's folder or tar file (default without --dev: from the Hub)")
     sentences = DEMO / "sentences.txt"
     add("--sentences", default=sentences, help="as --train (default: %(default)s)")
     query = "of neighbours; may be repeated (default: the first sentence)"
     add("--query", action="append", help=query)
     add("--against", default="sentences", help="data: an option of the runs (default: %(default)s)")
-    parser.set_defaults(skip_test=True)  # for evaluation_sets()
     return parser.parse_args()
 
 
@@ -235,9 +234,9 @@ def read_texts(args):
     if args.figure == "data":
         return args.against
     if args.figure in ("covariance", "neighbours"):
-        sentences = read_sentences(args.sentences)
+        sentences = read_sentences(resolve_data(args.sentences))
         return sentences, args.query or sentences[:1]
-    return evaluation_sets(args)["dev"]
+    return read_dev(args.dev)
 
 
 def main():

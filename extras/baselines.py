@@ -39,11 +39,12 @@ from torch import nn
 
 import ckd
 import congen
-from common import CACHE, CHUNK, ArgumentParser, UserError, chunks, in_range, note, parse_options
-from common import add_data_options, add_model_options, add_run_options, evaluation_sets
-from common import read_rows, read_sentences, read_text_pairs, run_main, split_columns
-from common import load_encoder, load_untrained_student, save_encoder, spearman, teacher_embeddings
-from common import Batches, Run, Tokens, embed_rows, run_settings, table, to_device
+from common import CACHE, CHUNK, POOLINGS, UserError, chunks, note
+from common import Batches, Tokens, embed_rows, spearman, to_device
+from common import read_dev, read_rows, read_sentences, resolve_data, split_columns
+from common import load_encoder, load_untrained_student, teacher_embeddings
+from common import check_saved, save_encoder
+from common import ArgumentParser, Run, in_range, run_main, run_settings
 from extras.ibkd_dr import Retrieval
 
 # ---- Losses and model ----------------------------------------------------------------------------
@@ -89,8 +90,8 @@ def expertise_weights(embeddings, domains):
     prototypes = (unit(centers) + unit(others)) / 2
     weights = []
     for rows in chunks(np.arange(len(embeddings)), CHUNK):
-        scores = (unit(embeddings[rows]) * prototypes[numbers[rows]]).sum(axis=1)
-        weights.append((1 + scores) / 2)
+        resemblance = (unit(embeddings[rows]) * prototypes[numbers[rows]]).sum(axis=1)  # t
+        weights.append((1 + resemblance) / 2)
     return np.concatenate(weights)
 
 
@@ -211,22 +212,33 @@ def set_rate(optimizer, lr):
 
 
 def schedule(method, step, epoch_steps, total):
-    """Factor of the learning rate."""
+    """Factor of the learning rate after `step` steps."""
     if method in DISTILCSE:
         return ckd.warmup_cosine(step, epoch_steps, total)
     if method in CONGEN:
         return congen.warmup_linear(step, total)
-    return (total + 1 - step) / total
+    return (total - step) / total
 
 
-def distill(model, first, second, targets, layer_targets, weights, dev_score, run, args):
+def prepare_views(student, first_views, second_tokens, rows, seed, max_length):
+    """The second views of a batch, as in congen.py -> Tokens, and their rows [N] in these."""
+    if second_tokens:
+        return second_tokens, rows
+    texts = congen.deleted_views(first_views, rows, seed)
+    return Tokens(student, texts, max_length), np.arange(len(rows))
+
+
+def distill(
+    model, first_views, second_tokens, targets, layer_targets, weights, dev_score, run, args
+):
     """Train on n sentences -> best dev score, its step, the last step.
 
-    model: of build_model(); first, second: as in congen.distill; targets [n, D_T], layer_targets
-    [n, k, H_T]: the teacher's; weights [n]: MetaKD's.
+    model: of build_model(); first_views: n sentences; second_tokens: of their second views, or
+    None, and words of the first are deleted; targets [n, D_T], layer_targets [n, k, H_T]: the
+    teacher's; weights [n]: MetaKD's; dev_score(encoder) -> the number that chooses the student.
     """
     student = model.student
-    tokens = Tokens(student, first, args.max_length)
+    tokens = Tokens(student, first_views, args.max_length)
     batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
@@ -242,8 +254,8 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
 
     # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    step, best, best_step = run.begin(total, state, (0, -math.inf, 0))
-    while True:
+    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(state, (step, best, best_step))  # at most every five minutes
 
         # Now and then, before the first step and after the last: score the student, keep the best.
@@ -252,13 +264,16 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
             if dev > best:
                 best, best_step = dev, step
                 save_encoder(student, run.folder)
-            run.log_dev(step, dev)
+            if step == 0:  # before hours of training: can the student be read again?
+                saved = load_encoder(run.folder, device=args.device)
+                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
+                check_saved(embed, student, saved, first_views[:20])
+            run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step
 
-        # One step. `step` counted the steps made; from here on, it is the number of this one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        step += 1
         torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
         lr = args.lr * schedule(args.method, step, batches.per_epoch, total)
         set_rate(optimizer, lr)
@@ -284,19 +299,17 @@ def distill(model, first, second, targets, layer_targets, weights, dev_score, ru
         elif args.method == "hpd":
             loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ model.components)
         else:  # dual-l2 and skd have a second view of each sentence
-            texts = congen.second_views(first, second, rows, [args.seed, step])
-            views = Tokens(student, texts, args.max_length)
-            every = np.arange(len(rows))
+            how = (second_tokens, rows, [args.seed, step + 1], args.max_length)
+            views = prepare_views(student, first_views, *how)
             with autocast:
-                generalize = embed_rows(embed_student, student, views, every, args.device)
-            loss = dual_l2_loss(projected, generalize, target)
-            if args.method == "skd":
-                loss = skd_loss(projected, generalize, target)
+                generalize = embed_rows(embed_student, student, *views, args.device)
+            dual_loss = skd_loss if args.method == "skd" else dual_l2_loss
+            loss = dual_loss(projected, generalize, target)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, max_norm)
         optimizer.step()
-        run.log(step, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, len(rows), loss=loss, lr=lr)
 
 
 def build_model(student, teacher, args):
@@ -342,9 +355,9 @@ NLI = "nli_for_simcse.csv"
 
 
 def parse_args():
-    first = ArgumentParser("", add_help=False)
-    first.add_argument("--method", nargs="?")
-    method = first.parse_known_args()[0].method  # it decides which defaults --help shows
+    early = ArgumentParser("", add_help=False)
+    early.add_argument("--method", nargs="?")
+    method = early.parse_known_args()[0].method  # it decides which defaults --help shows
     teacher = "princeton-nlp/sup-simcse-roberta-large"
     train = NLI
     if method in CONGEN:
@@ -355,68 +368,78 @@ def parse_args():
     else:  # the learning rate depends on the student's size
         train = NEWS_5M
         paper = dict(epochs=20, batch_size=512, max_length=64, eval_steps=125, patience=3)
-
+    pooling = "pooler" if method in DISTILCSE else "mean"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown = "(default: %(default)s)"
+    positive_int = in_range(int, 1)
+    positive_float = in_range(float, 1e-9)
     parser = ArgumentParser(__doc__)
-    add_model_options(parser, teacher, "pooler" if method in DISTILCSE else "mean")
-    add_data_options(parser, train)
-    is_default = "(default: %(default)s)"
-    methods = (*DISTILCSE, *CONGEN, *IBKD)
-    shown = "with --help: show the defaults of its paper (else DistilCSE's)"
-    beir = "BEIR folder or data set: its passages and training queries, instead of --train"
-    clusters = f"metakd without --labeled: clusters of sentences {is_default}"
-    starts = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {is_default}"
-    tau = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
-    dimension = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
-    peak = "peak rate (default: the paper's; DistilCSE: 2e-4 above 80M parameters, else 3e-4)"
-    patience = f"end after this many epochs without a better dev score; 0: never {is_default}"
-    add = parser.add_argument_group("method").add_argument
-    add("--method", choices=methods, required=True, help=shown)
+
+    add = parser.add_argument_group("models").add_argument
+    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
+    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
+    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
+    text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
+    add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
+    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
+    text = "of the student (default: its folder's; 0 if it is cut)"
+    add("--dropout", type=in_range(float, 0, 0.99), help=text)
+
+    add = parser.add_argument_group("data").add_argument
+    add("--train", default=train, help=f"sentences or a .csv of triplets {shown}")
     add("--pairs", help="TSV with both views of each sentence, instead of --train")
-    add("--beir", help=f"{beir}; MRR@10 on its dev queries chooses the student")
-    add("--test-split", default="test", help="of --beir: qrels/TEST_SPLIT.tsv (default: test)")
     add("--labeled", help="metakd: TSV with a sentence and its domain, instead of --train")
-    add("--domains", type=in_range(int, 2), default=5, help=clusters)
-    add("--head", choices=("random", "identity"), default="random", help=starts)
-    add("--temperature", type=in_range(float, 1e-9), default=0.1, help=tau)
-    add("--dimension", type=in_range(int, 1), default=128, help=dimension)
-    add("--epochs", type=in_range(int, 1), help=is_default)
-    add("--batch-size", type=in_range(int, 2), help=is_default)
-    add("--lr", type=in_range(float, 1e-9), help=peak)
-    add("--patience", type=in_range(int, 0), help=patience)
-    add_run_options(parser, output="runs/baselines")
+    text = "BEIR folder or data set: its passages and training queries, instead of --train"
+    add("--beir", help=f"{text}; MRR@10 on its dev queries chooses the student")
+    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
+
+    add = parser.add_argument_group("method").add_argument
+    methods = (*DISTILCSE, *CONGEN, *IBKD)
+    text = "with --help: show the defaults of its paper (else DistilCSE's)"
+    add("--method", choices=methods, required=True, help=text)
+    text = f"metakd without --labeled: clusters of sentences {shown}"
+    add("--domains", type=in_range(int, 2), default=5, help=text)
+    text = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {shown}"
+    add("--head", choices=("random", "identity"), default="random", help=text)
+    text = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
+    add("--temperature", type=positive_float, default=0.1, help=text)
+    text = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
+    add("--dimension", type=positive_int, default=128, help=text)
+    add("--epochs", type=positive_int, help=shown)
+    add("--batch-size", type=in_range(int, 2), help=shown)
+    text = "peak rate (default: the paper's; DistilCSE: 2e-4 above 80M parameters, else 3e-4)"
+    add("--lr", type=positive_float, help=text)
+    text = f"epochs without a better dev score that end training; 0: never {shown}"
+    add("--patience", type=in_range(int, 0), help=text)
+
+    add = parser.add_argument_group("run").add_argument
+    add("--output", default="runs/baselines", help=f"folder for everything {shown}")
+    add("--max-steps", type=positive_int, default=10**9, help="at most")
+    add("--max-length", type=in_range(int, 3), help=f"of a training text {shown}")
+    add("--eval-steps", type=positive_int, help=f"steps between dev scores {shown}")
+    add("--seed", type=in_range(int, 0), default=0, help=shown)
+    add("--group-by-length", action="store_true", help="batches of texts of similar length")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    text = "(default: bf16 on a GPU that has it, else fp32)"
+    add("--precision", choices=("fp32", "bf16"), help=text)
+
     parser.set_defaults(**paper)
     parser.set_defaults(dev_queries=2000, query_prompt=None, passage_prompt=None)  # of --beir
     parser.set_defaults(similarity="cosine", teacher_similarity="cosine")
-    args = parse_options(parser)
-    args.train = args.train or train
-    return args
-
-
-class Sts:
-    """Dev and test sets of semantic textual similarity, with the methods of ibkd_dr.Retrieval."""
-
-    def __init__(self, args):
-        self.sets = evaluation_sets(args)
-        self.read = self.sets.values()
-
-    def dev_score(self, encoder):
-        return spearman(ckd.embed, encoder, {"dev": self.sets["dev"]})["dev"]
-
-    def scores(self, encoder):
-        return spearman(ckd.embed, encoder, self.sets)
+    return parser.parse()
 
 
 def read_data(args):
     """-> n sentences; their second views, or None; their domains, or None. Raises UserError."""
     if args.pairs:
-        first, second = map(list, zip(*read_text_pairs(args.pairs)))
-        return first, second, None
+        first_views, second_views = map(list, zip(*congen.read_text_pairs(args.pairs)))
+        return first_views, second_views, None
     if args.labeled:
         form = "each line has two tab-separated columns, a sentence and its domain"
         rows = read_rows(args.labeled, partial(split_columns, positions=(0, 1)), form)
         sentences, domains = map(list, zip(*rows))
         return sentences, None, domains
-    return read_sentences(args.train), None, None
+    return read_sentences(resolve_data(args.train)), None, None
 
 
 def check(args, student, teacher, n, domains):
@@ -447,45 +470,56 @@ def embed_teacher(teacher, texts, layers, args):
     return both[:, : teacher.dimension], pooled  # views of the file
 
 
+def run_distill(data, task, dev_score, run, args):
+    """The run: loads, trains and scores. data: of read_data(); task: Retrieval, or None."""
+    first_views, second_views, domains = data
+    student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
+    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
+    teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
+    check(args, student, teacher, len(first_views), domains)
+    run.scores["teacher"] = {"dev": dev_score(teacher)}
+    run.scores["student before"] = {"dev": dev_score(student)}
+    teacher_texts = first_views
+    if task:  # with the prompts of each model, as they are scored
+        first_views, teacher_texts = task.texts(student), task.texts(teacher)
+    second_tokens = Tokens(student, second_views, args.max_length) if second_views else None
+    _, layers = matched_layers(student, teacher, args.method)
+    targets, layer_targets = embed_teacher(teacher, teacher_texts, layers, args)
+    model = build_model(student, teacher, args)
+    del teacher  # from a GPU's memory
+    weights = None
+    if args.method == "hpd":
+        components = principal_components(targets, args.dimension, args.seed)
+        model.register_buffer("components", components.to(args.device))  # P
+    elif args.method == "metakd":
+        domains = domains or cluster(targets, args.domains, args.seed)
+        weights = expertise_weights(targets, domains)
+    from_teacher = (targets, layer_targets, weights)
+    outcome = distill(model, first_views, second_tokens, *from_teacher, dev_score, run, args)
+    best = load_encoder(run.folder, device=args.device)
+    card = f"Distilled by `extras/baselines.py`, method {args.method}."
+    run.finish(*outcome, "best student", {"dev": dev_score(best)}, card)
+
+
 def main():
     args = parse_args()
     if args.beir:
         task = Retrieval(args)
-        first, second, domains = task.passages + task.queries, None, None
+        dev_score = task.dev_score
+        data = (task.passages + task.queries, None, None)
+        read = [*task.read]
     else:
-        task = Sts(args)
-        first, second, domains = read_data(args)
-    read = [*task.read, first, second or [], domains or []]
+        task = None
+        dev_pairs = read_dev(args.dev)
+        dev_score = partial(spearman, ckd.embed, pairs=dev_pairs)  # of an encoder
+        data = read_data(args)
+        read = [dev_pairs, *(texts or [] for texts in data)]
     settings = run_settings(args, [__file__, ckd.__file__, congen.__file__], read)
     run = Run(settings, args, "distill")
     if not run.is_finished:
-        student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
-        millions = sum(value.numel() for value in student.parameters()) / 1e6
-        args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        check(args, student, teacher, len(first), domains)
-        run.scores["teacher"] = task.scores(teacher)
-        run.scores["student before"] = task.scores(student)
-        teacher_texts = first
-        if args.beir:  # with the prompts of each model, as they are scored
-            first, teacher_texts = task.texts(student), task.texts(teacher)
-        _, layers = matched_layers(student, teacher, args.method)
-        targets, layer_targets = embed_teacher(teacher, teacher_texts, layers, args)
-        model = build_model(student, teacher, args)
-        del teacher  # from a GPU's memory
-        weights = None
-        if args.method == "hpd":
-            components = principal_components(targets, args.dimension, args.seed)
-            model.register_buffer("components", components.to(args.device))  # P
-        elif args.method == "metakd":
-            domains = domains or cluster(targets, args.domains, args.seed)
-            weights = expertise_weights(targets, domains)
-        data = (first, second, targets, layer_targets, weights)
-        outcome = distill(model, *data, task.dev_score, run, args)
-        student = load_encoder(run.folder, device=args.device)  # the best one
-        text = f"Distilled by `extras/baselines.py`, method {args.method}."
-        run.finish(*outcome, {"best student": task.scores(student)}, text)
-    print(table(run.scores))
+        run_distill(data, task, dev_score, run, args)
+    print(run.table())
 
 
 if __name__ == "__main__":

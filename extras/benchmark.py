@@ -49,7 +49,7 @@ import distilface
 import dse
 from common import MINILM, ArgumentParser, in_range, note, run_main, table
 from common import Batches, Tokens, chunks, encode, load_encoder, similar_lengths
-from common import read_rows, read_sentences, resolve_model, save_encoder
+from common import read_rows, read_sentences, resolve_data, resolve_model, save_encoder
 from eval_sts import embed
 from extras import gpu
 
@@ -199,7 +199,7 @@ def compare(ours, theirs):
 
 def compare_training(args, folder):
     """-> {row: {column: number}}"""
-    sentences = read_sentences(args.train)[: args.sentences]
+    sentences = read_sentences(resolve_data(args.train))[: args.sentences]
     targets = encode(embed, load_encoder(args.teacher, device=DEVICE), sentences)
     student = load_encoder(args.teacher, layers=args.student_layers, dropout=0.0)
     save_encoder(student, folder / "student")
@@ -268,7 +268,7 @@ COSTS = ("launches", "ms a pass", "us a launch")
 
 def measure_gpu(args, folder):
     """Write a line of JSON as soon as a number is there; at the end, print a table per model."""
-    sentences = read_sentences(args.train)[: args.sentences]
+    sentences = read_sentences(resolve_data(args.train))[: args.sentences]
     measured = itertools.chain(
         gpu.measure(args, folder, sentences, machine()), measure_fp16(args, folder, sentences)
     )

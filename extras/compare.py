@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from common import POOLINGS, ArgumentParser, encode, run_main, table, write_json
-from common import read_text_pairs
+from congen import read_text_pairs
 from eval_sts import load
 
 

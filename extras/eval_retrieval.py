@@ -14,6 +14,8 @@ that passage is an answer. The IBKD paper's 6,980 queries of MS MARCO are --spli
 has those of TREC-DL 2019.
 
   python -m extras.eval_retrieval runs/ibkd MODEL --beir my-beir-folder
+  python -m extras.eval_retrieval runs/ckd --document-model TEACHER --beir my-beir-folder
+      the teacher's index is kept, and its student embeds the queries
   python -m extras.eval_retrieval Luyu/co-condenser-marco-retriever --beir BeIR/msmarco --split dev
       --pooling cls --similarity dot                  its folder states neither
 """

@@ -38,7 +38,7 @@ def score_cuts(encoder, cuts, pairs):
             student = cut_copy(encoder, layers)
         except ValueError:  # ModernBERT needs its layer 0
             continue
-        scores[layers] = spearman(embed, student, {"dev": pairs})["dev"]
+        scores[layers] = spearman(embed, student, pairs)
     if not scores:
         raise UserError(f"{encoder.name}: its layers cannot be cut")
     return scores

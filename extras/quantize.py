@@ -15,13 +15,15 @@ With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of
 megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
 one at a time without tokenization: the median of --rounds, in which the models take turns. "Same in
 batches" is the lowest cosine (x 100) of a text's vectors, embedded alone and in a batch of 128. In
-8 bits, it is below 100, since activations are rounded by the largest one in the batch.
+8 bits, it is below 100, since activations are rounded by the largest one in the batch. --at-most 1
+writes no file, and ends with status 2, if the file loses more than 1 point of Spearman x 100.
 
 DistilFACE's Table 5 (arXiv:2401.12472) is the row "int8 but the embeddings, torch": its authors'
 notebook quantizes the linear layers with torch's quantize_dynamic(). See docs/distilface.md.
 
   python -m extras.quantize runs/ckd
   python -m extras.quantize MODEL --bits 4 --pairs demo/test.tsv --output runs/four-bits
+  python -m extras.quantize runs/ckd --bits 4 --pairs demo/test.tsv --at-most 1
   python -m extras.quantize MODEL --senteval senteval.tar --sets STS12,STS13,STS14,STS15,STS-B
 """
 
@@ -149,8 +151,8 @@ def cosines(first, second):
 @torch.no_grad()
 def measure(encoder, models, sets, rounds):
     """models: of load_models(); sets {name: scored pairs} -> {row: {column: number}}."""
-    texts = {row[side]: 0 for pairs in sets.values() for side in (0, 1) for row in pairs}
-    tokens = Tokens(encoder, list(texts))  # in the order of spearman()
+    texts = list({row[side]: 0 for pairs in sets.values() for side in (0, 1) for row in pairs})
+    tokens = Tokens(encoder, texts)
     inputs = [tokens.batch(np.array([row])) for row in range(len(tokens.lengths))]
     parameters = sum(value.numel() for value in encoder.parameters()) / 1e6
     seconds = {row: [] for row in models}
@@ -162,7 +164,7 @@ def measure(encoder, models, sets, rounds):
             vectors = [embed_batch(*batch) for batch in inputs]
             seconds[row].append(time.perf_counter() - begin)
             vectors = np.concatenate(vectors)
-            scores[row] = spearman(None, encoder, sets, lambda *_, v=vectors: v)
+            scores[row] = scores_of(encoder, dict(zip(texts, vectors)), sets)
             parts = chunks(np.arange(len(inputs)), BATCH)
             others = np.concatenate([embed_batch(*tokens.batch(part)) for part in parts])
             scores[row]["same in batches"] = 100 * float(cosines(vectors, others).min())
@@ -171,6 +173,27 @@ def measure(encoder, models, sets, rounds):
         speed = len(inputs) / median(seconds[row])
         rows[row] = {"M parameters": parameters, "MB": size, **scores[row], "sentences/s": speed}
     return rows
+
+
+def scores_of(encoder, vector, sets):
+    """vector {text: [D]}, sets {name: scored pairs} -> {name: Spearman x 100}, and their mean."""
+
+    def vectors_of(embed, encoder, texts):
+        return np.stack([vector[text] for text in texts])
+
+    scores = {name: spearman(None, encoder, pairs, vectors_of) for name, pairs in sets.items()}
+    if len(sets) > 1:
+        scores["avg"] = sum(scores.values()) / len(sets)
+    return scores
+
+
+def check_loss(model, rows, file_row, at_most):
+    """Raise UserError if the file's Spearman is more than `at_most` below that in fp32."""
+    before, after = [rows[row]["Spearman"] for row in (TORCH_ROWS[0], file_row)]
+    if before - after > at_most:
+        found = f"loses {before - after:.2f} points ({before:.2f} to {after:.2f})"
+        found = f"its file, {file_row}, {found}, more than --at-most {at_most:g}"
+        raise UserError(f"{model}: {found}; no file was written")
 
 
 def parse_args():
@@ -190,7 +213,12 @@ def parse_args():
     rows = 'rows of the table, as in "int8" "4 bits" (default: all)'
     add("--rows", nargs="+", choices=(*TORCH_ROWS, *ROWS.values()), metavar="ROW", help=rows)
     add("--rounds", type=in_range(int, 1), default=5, help="of timing (default: %(default)s)")
-    return parser.parse_args()
+    text = "write the file only if it loses no more of Spearman x 100 on --pairs than this"
+    add("--at-most", metavar="POINTS", type=in_range(float, 0, 200), help=text)
+    args = parser.parse_args()
+    if args.at_most is not None and not args.pairs:
+        parser.error("--at-most needs --pairs")
+    return args
 
 
 def main():
@@ -208,13 +236,19 @@ def main():
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         encoder, embed, files = write_onnx(args.model, folder, args.group_size)
+        if sets:
+            models = load_models(encoder, embed, files)
+            shown = args.rows or models
+            if args.at_most is not None:
+                shown = {TORCH_ROWS[0], ROWS[part], *shown}
+            models = {row: models[row] for row in models if row in shown}
+            rows = measure(encoder, models, sets, args.rounds)
+            print(table(rows))
+            if args.at_most is not None:
+                check_loss(args.model, rows, ROWS[part], args.at_most)
         with replacing(output) as new:
             shutil.copy(files[part], new)
         note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
-        if sets:
-            models = load_models(encoder, embed, files)
-            models = {row: models[row] for row in args.rows or models}
-            print(table(measure(encoder, models, sets, args.rounds)))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ one from its checkpoint, and tries again one that failed, which does not end the
 
 Runs that differ only in their seed share a row: for each column of the final student's scores, the
 mean and the standard deviation (n - 1) over seeds, as in ConGen (section 4.3). Rows are ranked by
-dev alone. With two seeds or more, p is that of a paired t-test over the seeds that a row shares
-with the best one, on "avg" if there is one, else on dev; IBKD (Tables 2, 3) asks for p < 0.01. It
-is not corrected for the number of rows: the more rows, the more of them have a small p by chance.
-It stays blank if all differences are equal. Semicolons separate values that contain commas.
+dev. With two seeds or more, p is that of a paired t-test on dev, over the seeds that a row shares
+with the best one; IBKD (Tables 2, 3) asks for p < 0.01. It is not corrected for the number of rows:
+the more rows, the more of them have a small p by chance. It stays blank if all differences are
+equal. Dev has also chosen the best row, so confirm it on test sets (eval_sts.py). Semicolons
+separate values that contain commas.
 
   python -m extras.sweep ckd.py "lr=1e-4,4e-4 seed=0,1,2" -- @demo/ckd.txt
   python -m extras.sweep extras.baselines "student-layers=1,3,5;0,2,4" -- --method pkd --dev my.tsv
@@ -99,15 +100,10 @@ class ThreeDigits(float):
 def p_value(best, other):
     """Of a paired, two-sided t-test over common seeds; {seed: scores} twice -> 0 to 1, or None."""
     seeds = best.keys() & other.keys()
-    differences = [compared(best[seed]) - compared(other[seed]) for seed in seeds]
+    differences = [dev_of(best[seed]) - dev_of(other[seed]) for seed in seeds]
     if len(differences) < 2 or max(differences) - min(differences) < 1e-9:
         return None  # without variance, there is no test
     return float(ttest_1samp(differences, 0).pvalue)
-
-
-def compared(scores):
-    """The score that a test compares: the average over test sets, else dev's."""
-    return scores["avg"] if "avg" in scores else dev_of(scores)
 
 
 def parse_args():

@@ -30,7 +30,7 @@ import numpy as np
 from torch import nn
 
 from common import ArgumentParser, UserError, in_range, one_line_errors, run_main, table
-from common import chunks, load_encoder, read_sentences, replacing, save_encoder
+from common import chunks, load_encoder, read_sentences, replacing, resolve_data, save_encoder
 
 
 def read_vocabulary(tokenizer):
@@ -213,7 +213,7 @@ def main():
     args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
-    sentences = read_sentences(args.train)
+    sentences = read_sentences(resolve_data(args.train))
     encoder = load_encoder(args.model)
     with one_line_errors(args.model, "see --help"), replacing(Path(args.output)) as folder:
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())

@@ -30,7 +30,7 @@ import transformers
 from tqdm import tqdm
 
 from common import BAR, ArgumentParser, UserError, in_range, one_line_errors, run_main
-from common import read_rows, read_sentences, resolve_model
+from common import read_rows, read_sentences, resolve_data, resolve_model
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
@@ -235,7 +235,8 @@ def main():
     args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
-    sentences = [" ".join(text.split()) for text in read_sentences(args.train)]
+    texts = read_sentences(resolve_data(args.train))
+    sentences = [" ".join(text.split()) for text in texts]
     write_views(args, sentences, make_views(args))
 
 

@@ -2,7 +2,8 @@
 #
 # Paste the lines up to "## own-teacher" into bash, in the project's folder, then any command.
 # "# KD: seeds 0, 1, 2" names the runs KD-0, KD-1 and KD-2: set SEED before each. A later option
-# takes the place of an earlier one, those of @runs/NAME.txt included. GNU head and awk.
+# takes the place of an earlier one, those of @runs/NAME.txt included. GNU head and awk. Training
+# sees STS-B dev alone; the runs tests-NAME have the test scores.
 
 DATA=${DATA:-data}  # the folder that results/data_sets.py writes
 T=${T:-sentence-transformers/all-MiniLM-L6-v2}
@@ -96,23 +97,23 @@ head -n 100000 $DATA/unlabeled.txt | cat - runs/corpora.txt > runs/mix-large.txt
 
 # Options that several commands share: @runs/NAME.txt.
 options() { cat > runs/$1.txt; }
-options sts <<END  # one epoch, scored on SentEval's STS sets
---senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+options sts <<END  # one epoch
+--dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 105 --group-by-length
 END
 options own <<END  # three layers of all-MiniLM-L6-v2 from itself
 --teacher $T --student-layers 1,3,5 --train $FIRST20K
---senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+--dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 105 --group-by-length
 END
 options larger <<END  # the same student from all-mpnet-base-v2
 --teacher $M --student $T --student-layers 1,3,5 --train $FIRST20K
---senteval $DATA/senteval --epochs 1 --batch-size 64 --lr 4e-4
+--dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 105 --group-by-length
 END
 options curve <<END  # layers 1,4,5 from all-mpnet-base-v2, aligned
 --teacher runs/M-aligned-whole --student $T --student-layers 1,4,5
---senteval $DATA/senteval --skip-test --epochs 1 --batch-size 64 --lr 4e-4
+--dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 105 --group-by-length --precision bf16
 END
 options cut <<END  # cuts of all-MiniLM-L6-v2
@@ -163,11 +164,11 @@ options mix <<END  # general sentences and corpora
 END
 options half <<END  # the last step; dev chooses nothing
 --objective kd --teacher $T --student-layers 1,4,5 --dev runs/short-dev.tsv
---skip-test --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
+--epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
 --eval-steps 1000 --group-by-length
 END
 options steps <<END  # the step that dev chooses, or the last
---objective kd --teacher $T --dev $STSB_DEV --skip-test --epochs 1
+--objective kd --teacher $T --dev $STSB_DEV --epochs 1
 --batch-size 64 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
 END
 options half-e5 <<END  # the same of multilingual-e5-small
@@ -188,7 +189,7 @@ head -n 150 runs/prompted-dev.tsv > runs/short-prompted-dev.tsv
 # KD: seeds 0, 1, 2
 python ckd.py @runs/own.txt --objective kd --seed $SEED --output runs/KD-$SEED
 # KD-now: seeds 0, 1, 2
-python ckd.py @runs/own.txt --objective kd --skip-test --seed $SEED --output runs/KD-now-$SEED
+python ckd.py @runs/own.txt --objective kd --seed $SEED --output runs/KD-now-$SEED
 # CKD: seeds 0, 1, 2
 python ckd.py @runs/own.txt --temperature 0.2 --queue-size 16384 --seed $SEED \
     --output runs/CKD-$SEED
@@ -200,7 +201,7 @@ python ibkd.py @runs/own.txt --stage distill --temperature 0.2 --seed $SEED \
     --output runs/IBKD-$SEED
 # DistilFACE: seeds 0, 1, 2
 python distilface.py --student $T --student-layers 1,3,5 --train $FIRST20K --temperature 0.2 \
-    --senteval $DATA/senteval --batch-size 64 --lr 3e-5 --pooling avg --steps 313 --eval-steps 78 \
+    --dev $STSB_DEV --batch-size 64 --lr 3e-5 --pooling avg --steps 313 --eval-steps 78 \
     --group-by-length --seed $SEED --output runs/DistilFACE-$SEED
 # PKD
 python -m extras.baselines @runs/own.txt --method pkd --seed 0 --output runs/PKD
@@ -220,6 +221,14 @@ python -m extras.baselines @runs/own.txt --method hpd --seed 0 --output runs/HPD
 # SEED
 python congen.py @runs/own.txt --teacher-temperature 0.2 --student-temperature 0.2 \
     --queue-size 16384 --head identity --alpha 1 --seed 0 --output runs/SEED
+# tests-own-teacher: seeds 0, 1, 2
+python eval_sts.py runs/KD-$SEED runs/CKD-$SEED runs/ConGen-$SEED runs/IBKD-$SEED \
+    runs/DistilFACE-$SEED --senteval $DATA/senteval
+# tests-own-teacher
+python eval_sts.py $T runs/PKD runs/MetaKD runs/L2 runs/Dual-L2 runs/SKD runs/CRD runs/HPD \
+    runs/SEED --senteval $DATA/senteval
+# tests-before
+python eval_sts.py $T --student-layers 1,3,5 --senteval $DATA/senteval
 
 ## larger-teacher
 # M-aligned
@@ -259,6 +268,12 @@ python -m extras.baselines @runs/larger.txt --method dual-l2 --lr 8e-4 --seed 0 
 python -m extras.baselines @runs/larger.txt --method skd --lr 8e-4 --seed 0 --output runs/M-SKD
 # M-HPD
 python -m extras.baselines @runs/larger.txt --method hpd --lr 8e-4 --seed 0 --output runs/M-HPD
+# tests-larger-teacher: seeds 0, 1, 2
+python eval_sts.py runs/M-KD-aligned-$SEED runs/M-KD-$SEED runs/M-CKD-$SEED \
+    runs/M-CKD-aligned-$SEED runs/M-ConGen-$SEED runs/M-IBKD-$SEED --senteval $DATA/senteval
+# tests-larger-teacher
+python eval_sts.py $M runs/M-aligned runs/M-SEED runs/M-PKD runs/M-CRD runs/M-L2 runs/M-Dual-L2 \
+    runs/M-SKD runs/M-HPD --senteval $DATA/senteval
 # M-aligned-whole
 python -m extras.align --teacher $M --student $T --train $FIRST20K --output runs/M-aligned-whole
 # three-M-KD-20k
@@ -284,10 +299,10 @@ python ckd.py @runs/curve.txt --objective kd --teacher $T --train $DATA/unlabele
     --eval-steps 500 --seed 1 --output runs/three-own-KD-182k-1
 # six-M-KD-20k
 python ckd.py @runs/sts.txt --objective kd --teacher runs/M-aligned-whole --student $T \
-    --train $FIRST20K --skip-test --dropout 0 --precision bf16 --seed 0 --output runs/six-M-KD-20k
+    --train $FIRST20K --dropout 0 --precision bf16 --seed 0 --output runs/six-M-KD-20k
 # six-M-KD-20k-slow
 python ckd.py @runs/sts.txt --objective kd --teacher runs/M-aligned-whole --student $T \
-    --train $FIRST20K --skip-test --lr 5e-5 --dropout 0 --precision bf16 --seed 0 \
+    --train $FIRST20K --lr 5e-5 --dropout 0 --precision bf16 --seed 0 \
     --output runs/six-M-KD-20k-slow
 # curve
 python eval_sts.py runs/three-M-KD-20k runs/three-M-KD-50k runs/three-M-KD-182k \
@@ -328,6 +343,12 @@ python ckd.py @runs/own.txt --objective kd --train $FIRST50K --seed 0 --output r
 # KD-50k: seeds 1, 2
 python ckd.py @runs/own.txt --objective kd --train $FIRST50K --seed $SEED \
     --output runs/KD-50k-$SEED
+# tests-layers
+python eval_sts.py runs/KD-three-layers runs/KD-two-layers runs/KD-one-layer \
+    runs/layers-0-5-50k-0 runs/layers-0-5-50k-1 runs/layers-0-5-50k-2 runs/layer-5-50k-0 \
+    runs/layer-5-50k-1 runs/layer-5-50k-2 runs/layers-1-4-5-50k runs/layers-1-4-5-50k-1 \
+    runs/layers-1-4-5-50k-2 runs/layers-1-4-5 runs/KD-5k runs/KD-50k runs/KD-50k-1 runs/KD-50k-2 \
+    --senteval $DATA/senteval
 # minilm-0-1-5
 python ckd.py @runs/cut.txt --objective kd --student-layers 0,1,5 --seed 0 \
     --output runs/minilm-0-1-5
@@ -466,22 +487,22 @@ python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 20000 --output run
 python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 12000 --output runs/tokens-12k
 # three-20k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 1,4,5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/three-20k
+    --train $FIRST50K --seed 0 --output runs/three-20k
 # three-12k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 1,4,5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/three-12k
+    --train $FIRST50K --seed 0 --output runs/three-12k
 # two-20k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 0,5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/two-20k
+    --train $FIRST50K --seed 0 --output runs/two-20k
 # two-12k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 0,5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/two-12k
+    --train $FIRST50K --seed 0 --output runs/two-12k
 # one-20k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/one-20k
+    --train $FIRST50K --seed 0 --output runs/one-20k
 # one-12k
 python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 5 \
-    --train $FIRST50K --skip-test --seed 0 --output runs/one-12k
+    --train $FIRST50K --seed 0 --output runs/one-12k
 # dev-six
 python -m extras.quantize $T @runs/files-dev.txt --rows 'fp32, ONNX Runtime' int8 '4 bits' \
     --output runs/six
@@ -549,13 +570,13 @@ python -m extras.quantize $T @runs/files-dev.txt --rows int8 '4 bits' --output r
 
 ## speed
 # speed-three-layers
-python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --skip-test \
+python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K \
     --seed 0 --output runs/speed-three-layers
 # speed-two-layers
-python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --skip-test \
+python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K \
     --seed 0 --output runs/speed-two-layers
 # speed-one-layer
-python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K --skip-test \
+python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K \
     --seed 0 --output runs/speed-one-layer
 # retrained-three-layers: seeds 1, 2
 python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
@@ -572,6 +593,9 @@ python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --batch
 # bf16-two-layers: seeds 0, 1, 2
 python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --precision bf16 \
     --seed $SEED --output runs/bf16-two-layers-$SEED
+# tests-bf16
+python eval_sts.py runs/bf16-two-layers-0 runs/bf16-two-layers-1 runs/bf16-two-layers-2 \
+    --senteval $DATA/senteval
 
 ## search
 # text-general
@@ -830,12 +854,14 @@ python ckd.py @runs/own.txt --objective kd --dropout 0.1 --seed $SEED \
 # IBKD-no-HSIC: seeds 0, 1, 2
 python ibkd.py @runs/own.txt --stage distill --temperature 0.2 --beta1 0 --seed $SEED \
     --output runs/IBKD-no-HSIC-$SEED
+# tests-parts: seeds 0, 1, 2
+python eval_sts.py runs/KD-dropout-$SEED runs/IBKD-no-HSIC-$SEED --senteval $DATA/senteval
 # transfer
 python -m extras.eval_transfer $T runs/KD-0 runs/CKD-0 runs/ConGen-0 runs/IBKD-0 \
     --senteval $DATA/senteval --tasks MR,CR,SUBJ,MPQA,TREC,MRPC
 # en-de
 python congen.py --teacher $T --student-layers 1,3,5 --pairs $EN_DE --queue-size 16384 \
-    --head identity --senteval $DATA/senteval --skip-test --epochs 3 --batch-size 64 --lr 5e-4 \
+    --head identity --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 5e-4 \
     --eval-steps 415 --group-by-length --seed 0 --output runs/en-de
 # en-de-test
 python -m extras.compare $T runs/en-de --translations $EN_DE_TEST

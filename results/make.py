@@ -18,6 +18,7 @@ plt.switch_backend("agg")
 plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbelow": True})
 HERE = Path(__file__).parent
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MPNET = "sentence-transformers/all-mpnet-base-v2"
 E5 = "intfloat/multilingual-e5-small"
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 SEEDS = (0, 1, 2)
@@ -85,14 +86,19 @@ def read_lines():
 
 LINES = read_lines()
 RUNS = {run: line["scores"] for run, line in LINES.items()}  # {run: {row: {column: score}}}
-TEACHER = RUNS["layers-1-4-5-50k"]["teacher"]
+BEFORE = RUNS.get("tests-before", {}).get(MINILM, {})  # of the student before training
+TESTED = {}  # {model: {column: score}}, from eval_sts.py
+for run in RUNS:
+    if run in ("curve", "curve-seeds") or re.match("tests-(?!before)", run):
+        TESTED |= RUNS[run]
+TEACHER = TESTED.get(MINILM, {}) | RUNS["layers-1-4-5-50k"]["teacher"]
+ALIGNED = TESTED.get("runs/M-aligned", {}) | RUNS["M-KD-aligned-0"]["teacher"]
 
 
 def final(run):
-    """The last row of a run's table, and averages that were measured later."""
-    later = RUNS["curve"] | RUNS["curve-seeds"]
+    """The last row of a run's table, and its test scores."""
     *_, last = RUNS[run].values()
-    return later.get(f"runs/{run}", {}) | last
+    return TESTED.get(f"runs/{run}", {}) | last
 
 
 def scores(name, key):
@@ -454,10 +460,9 @@ def losses():
 
 def full_tables():
     """{name: table with all rows and columns}"""
-    before = {"student before": RUNS["KD-0"]["student before"]}
-    aligned = RUNS["M-KD-aligned-0"]
-    larger = {"teacher": RUNS["M-KD-0"]["teacher"], "aligned teacher": aligned["teacher"]}
-    larger["student before"] = aligned["student before"]
+    before = {"student before": BEFORE | RUNS["KD-0"]["student before"]}
+    larger = {"teacher": TESTED.get(MPNET, {}) | RUNS["M-KD-0"]["teacher"]}
+    larger |= {"aligned teacher": ALIGNED} | before
     small = {DEPTHS[depth]: run.removesuffix("-0") for depth, run in FOLDERS.items()}
     of_hsic = ("IBKD: HSIC", "IBKD", "IBKD-no-HSIC")
     of_dropout = ("KD: dropout of 0.1", "KD-dropout", "KD")
@@ -597,7 +602,7 @@ def draw_curve():
     for (title, runs), mark in zip(CURVE.items(), "os"):
         found = [scores(run, "avg") for run in runs.split()[1:]]
         axes.errorbar(AMOUNTS[1:], *with_deviations(found), fmt=mark + "-", label=title)
-    save("curve", axes, RUNS["M-KD-aligned-0"]["teacher"]["avg"], "the larger teacher, aligned")
+    save("curve", axes, ALIGNED["avg"], "the larger teacher, aligned")
 
 
 def draw_megabytes():

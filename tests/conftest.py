@@ -87,11 +87,11 @@ def scores_in_order(numbers):
     """A spearman() that gives each student, known by its weights, the next of the numbers."""
     scores = {}
 
-    def score(embed, encoder, sets, vectors_of=None):
+    def score(embed, encoder, pairs, vectors_of=None):
         weights = common.digest(value.cpu().numpy() for value in encoder.state_dict().values())
         if weights not in scores:
             scores[weights] = next(numbers)
-        return {"dev": scores[weights]}
+        return scores[weights]
 
     return score
 
@@ -347,8 +347,7 @@ def check_student(script, folder, dev_file, best, printed):
     from sentence_transformers import SentenceTransformer
 
     encoder = common.load_encoder(folder)
-    sets = {"dev": common.read_scored_pairs(dev_file)}
-    dev = common.spearman(script.embed, encoder, sets)["dev"]
+    dev = common.spearman(script.embed, encoder, common.read_scored_pairs(dev_file))
     assert dev == pytest.approx(best, abs=1e-4)
     assert f"{dev:.2f}" in printed.splitlines()[-1]
     assert f"{dev:.2f}" in (folder / "README.md").read_text()
@@ -387,7 +386,7 @@ def check_resume(call_main, monkeypatch, tmp_path):
 
     def check(script, stage, moments, *options):
         moments = [*moments] if isinstance(moments, tuple) else [moments]
-        begin, log_dev = common.Run.begin, common.Run.log_dev
+        begin, log = common.Run.begin, common.Run.log
 
         def die_at(run, moment):
             if run.stage == stage and moments[:1] == [moment]:
@@ -400,15 +399,16 @@ def check_resume(call_main, monkeypatch, tmp_path):
             die_at(run, "after")
             return progress
 
-        def dying_log_dev(run, step, score):
-            log_dev(run, step, score)
-            die_at(run, step)
+        def dying_log(run, step, *sentences, **values):
+            log(run, step, *sentences, **values)
+            if "dev" in values:
+                die_at(run, step)
 
         monkeypatch.setattr(common, "LOG_STEPS", 1)
         monkeypatch.setattr(common, "CHECKPOINT_SECONDS", 0)
         table = call_main(script, *options, "--output", tmp_path / "whole")
         monkeypatch.setattr(common.Run, "begin", dying_begin)
-        monkeypatch.setattr(common.Run, "log_dev", dying_log_dev)
+        monkeypatch.setattr(common.Run, "log", dying_log)
         while moments:
             with pytest.raises(KeyboardInterrupt):
                 call_main(script, *options, "--output", tmp_path / "stopped")

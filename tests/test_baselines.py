@@ -123,7 +123,7 @@ def expected_losses(models_folder, method, rates):
         target = theirs[-1]
         states = states_of(student, texts)
         head = layer(states[-1]).tanh()
-        views = congen.second_views(sentences, None, numbers, [0, step + 1])
+        views = congen.deleted_views(sentences, numbers, [0, step + 1])
         second = layer(states_of(student, views)[-1]).tanh()
         projected = layer(F.normalize(states[-1]))  # as "mean" states
         if method == "pkd":  # the student's layer 1 of 2, the teacher's 2 of 4

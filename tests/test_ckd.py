@@ -99,10 +99,10 @@ def test_the_learning_rate_rises_for_a_tenth_of_an_epoch_and_falls_as_a_cosine()
     """As in transformers, from rate 0; a tenth of an epoch may end between two steps."""
     sgd = torch.optim.SGD([torch.zeros(1)], 1)
     for epoch_steps, total in ((40, 120), (8, 16), (22, 44), (1000, 7)):
-        rates = [ckd.warmup_cosine(step, epoch_steps, total) for step in range(1, total + 1)]
+        rates = [ckd.warmup_cosine(step, epoch_steps, total) for step in range(total)]
         schedule = transformers.get_cosine_schedule_with_warmup(sgd, epoch_steps / 10, total)
         assert rates == pytest.approx([schedule.lr_lambdas[0](step) for step in range(total)])
-    rates = [ckd.warmup_cosine(step, 40, 120) for step in range(1, 121)]
+    rates = [ckd.warmup_cosine(step, 40, 120) for step in range(120)]
     assert rates[:5] == [0, 0.25, 0.5, 0.75, 1.0]
     assert rates[62] == pytest.approx(0.5)
     assert all(a > b for a, b in zip(rates[4:], rates[5:]))
@@ -204,22 +204,57 @@ def test_steps_of_stage_1_by_hand(
         bank += reversed([targets[i] for i in picked])
 
 
-def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, monkeypatch):
-    """100 triplets, 24 at a time."""
+def test_steps_of_kd_by_hand_are_unclipped(models_folder, files, tmp_path, call_main, monkeypatch):
+    """Targets far away, whose gradients' norms are above 1 and differ from step to step."""
+    monkeypatch.setattr(common, "LOG_STEPS", 1)
+    texts = demo_sentences(8)
+    (tmp_path / "eight.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    targets = random_rows(8, 32).float() * torch.tensor([[30.0], [1]] * 4)
+    np.save(tmp_path / "targets.npy", targets.numpy())
+    words = ["--objective", "kd", "--train", tmp_path / "eight.txt", "--dev", files / "dev.tsv"]
+    words += ["--teacher-embeddings", tmp_path / "targets.npy", "--student", models_folder / "bert"]
+    words += ["--pooling", "mean", "--dropout", 0, "--batch-size", 2, "--epochs", 1, "--lr", 0.01]
+    call_main(ckd, *words, "--output", tmp_path / "out")
+
+    student = common.load_encoder(models_folder / "bert").eval()
+    adam = torch.optim.Adam(student.parameters(), betas=(0.9, 0.98))
+    norms = []
+    for step, picked in enumerate(np.random.default_rng([0, 0]).permutation(8).reshape(4, 2)):
+        embedding = ckd.embed(student, *batch_of(student, [texts[i] for i in picked]))
+        loss = (embedding - targets[picked]).square().mean()
+        logged = losses(tmp_path / "out")["distill", step + 1]
+        assert logged == pytest.approx(loss.item(), rel=1e-4)
+        adam.zero_grad()
+        loss.backward()
+        squares = [
+            value.grad.square().sum() for value in student.parameters() if value.grad is not None
+        ]
+        norms.append(sum(squares).sqrt().item())
+        adam.param_groups[0]["lr"] = 0.01 * ckd.warmup_cosine(step, 4, 4)
+        adam.step()
+    assert min(norms) > 2 and max(norms) > 2 * min(norms)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_steps_of_stage_2_by_hand(models_folder, files, tmp_path, call_main, monkeypatch, learned):
+    """100 triplets, 14 at a time. The gradients' norms differ, so that clipping counts."""
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     words = small_options("ckd", models_folder, files, tmp_path / "out")
-    words += ["--stage", "finetune", "--dropout", 0, "--max-steps", 3, "--pooling", "mean"]
+    words += ["--stage", "finetune", "--dropout", 0, "--pooling", "mean", "--max-steps", 5]
+    words += ["--finetune-batch-size", 14, "--finetune-temperature", 0.02, "--finetune-lr", 0.01]
     words += ["--teacher", "nowhere"]  # it is not loaded
-    call_main(ckd, *words, "--finetune-temperature", 0.02)
+    call_main(ckd, *words, *["--learn-temperature"] * learned)
     sides = demo_triplets(100)
     student = common.load_encoder(models_folder / "bert", layers="0,2").eval()
+    log_tau = torch.tensor(math.log(0.02), requires_grad=True)
     order = np.random.default_rng([0, 0]).permutation(100)
-    adam = Adam(student.parameters(), betas=(0.9, 0.98))
-    for step, picked in enumerate(order[:72].reshape(3, 24), 1):
+    adam = Adam([*student.parameters(), *[log_tau] * learned], betas=(0.9, 0.98))
+    for step, picked in enumerate(order[:70].reshape(5, 14), 1):
         batches = [batch_of(student, [texts[i] for i in picked]) for texts in sides]
         anchor, positive, negative = [ckd.embed(student, *batch) for batch in batches]
         keys = torch.cat([positive, negative])
-        expected = infonce(anchor.tolist(), keys.tolist(), 0.02)
+        expected = infonce(anchor.tolist(), keys.tolist(), log_tau.exp().item())
         assert losses(tmp_path / "out")["finetune", step] == pytest.approx(expected, rel=1e-4)
-        rate = (0, (1 + math.cos(0.2 * math.pi)) / 2, (1 + math.cos(0.6 * math.pi)) / 2)[step - 1]
-        adam.step(infonce_of(anchor, keys, 0.02), 1e-3 * rate)  # warm-up of half a step
+        progress = (step - 1.8) / 4.2  # of the cosine, after a warm-up of 0.8 steps
+        rate = 0 if step == 1 else (1 + math.cos(math.pi * progress)) / 2
+        adam.step(infonce_of(anchor, keys, log_tau.exp()), 0.01 * rate)

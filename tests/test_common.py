@@ -13,6 +13,7 @@ from scipy.stats import rankdata
 import ckd
 import common
 import dse
+import eval_sts
 import ibkd
 from common import UserError
 
@@ -59,7 +60,7 @@ def test_sentevals_folder_is_read(tmp_path):
         write(folder / "STS.gs.ALL.txt", "1\n")  # SentEval has no such sentences
     rows = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tX\n1\ta b\tc\t1.5\tNEUTRAL\n"
     write(sts.parent / "SICK/SICK_test_annotated.txt", rows)
-    sets = common.read_sts(tmp_path)
+    sets = eval_sts.read_sts(tmp_path)
     assert list(sets) == ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
     assert sets["STS14"] == [("a", "b", 1.0), ("e", "f", 3.0), ("g", "14", 5.0)]
     assert sets["STS-B"] == [("A test.", "It's", 4.5)]
@@ -178,11 +179,26 @@ def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache, monkey
         common.teacher_embeddings(counted, bert, texts)
     assert cache() == []
     found = common.teacher_embeddings(counted, bert, texts)
-    assert isinstance(found, np.memmap)
     assert np.abs(found - expected).max() < 1e-5
     del calls[:]
-    assert np.array_equal(common.teacher_embeddings(counted, bert, texts), found)
+    for limit, kind in ((1e9, np.ndarray), (0, np.memmap)):
+        monkeypatch.setattr(common, "IN_MEMORY", limit)
+        again = common.teacher_embeddings(counted, bert, texts)
+        assert type(again) is kind and np.array_equal(again, found)
     assert calls == []
+
+
+@pytest.mark.parametrize("size", [0, 60, 1000])
+@pytest.mark.parametrize("limit", [0, 1e9])
+def test_a_file_in_the_cache_that_is_cut_short_is_computed_again(
+    bert, cache, monkeypatch, size, limit
+):
+    monkeypatch.setattr(common, "IN_MEMORY", limit)
+    found = np.array(common.teacher_embeddings(ckd.embed, bert, demo_sentences(20)))
+    (file,) = cache()
+    file.write_bytes(file.read_bytes()[:size])
+    assert np.array_equal(common.teacher_embeddings(ckd.embed, bert, demo_sentences(20)), found)
+    assert file.stat().st_size > 1000
 
 
 def changed_embed(encoder, input_ids, attention_mask):
@@ -201,8 +217,8 @@ CHANGES = {  # of a teacher, after each of which its embeddings are computed ane
 }
 
 
-def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache):
-    """A file that was computed with other settings must never be read."""
+def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache, tmp_path):
+    """A file that was computed with other settings or by another folder must never be read."""
     teacher, texts = common.load_encoder(models_folder / "pooler").eval(), demo_sentences(20)
     embeddings = partial(common.teacher_embeddings, texts=texts)
     first = embeddings(ckd.embed, teacher)
@@ -213,27 +229,21 @@ def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache)
     for number, change in enumerate(CHANGES.values(), 6):
         other = copy.deepcopy(teacher)
         change(other)
+        other.stated = dict(prompts=dict(a=other.prompt), default_prompt_name="a")
+        common.save_encoder(other, tmp_path / str(number))
+        other = common.load_encoder(tmp_path / str(number))
         found = embeddings(ckd.embed, other)
         assert np.array_equal(found, common.encode(ckd.embed, other, texts))
         assert len(cache()) == number
     assert np.array_equal(embeddings(ckd.embed, teacher), first)
 
 
-OTHER_INPUTS = {
-    "token types": lambda teacher: teacher.tokenizer.model_input_names.append("token_type_ids"),
-    "separator": lambda teacher: setattr(teacher.tokenizer, "sep_token", "[MASK]"),
-    "attention": lambda teacher: teacher.model.set_attn_implementation("eager"),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_INPUTS)
-def test_the_cache_knows_what_the_model_is_given(models_folder, cache, name):
-    """Token types and separator change the logits of pairs; in bf16, the attention does, too."""
+def test_the_cache_knows_the_attention(models_folder, cache):
+    """In bf16, it changes the logits of pairs."""
     pairs = list(zip(demo_sentences(20), demo_sentences(40)[20:]))
-    for number, change in enumerate((lambda teacher: None, OTHER_INPUTS[name]), 1):
+    for number, attention in enumerate(("sdpa", "eager"), 1):
         teacher = dse.load_cross_encoder(models_folder / "bert", "stsb")
-        teacher.tokenizer.model_input_names = ["input_ids", "attention_mask"]
-        change(teacher)
+        teacher.model.set_attn_implementation(attention)
         torch.manual_seed(0)
         torch.nn.init.normal_(teacher.model.classifier.weight)  # it has none of its own
         found = common.teacher_embeddings(dse.pair_logits, teacher, pairs, precision="bf16")
@@ -251,12 +261,10 @@ def test_spearman_is_the_correlation_of_ranks(bert):
     lines = [line.split("\t") for line in demo_lines("dev.tsv", 50)]
     pairs = [(first, second, float(score)) for first, second, score in lines]
     encode = partial(common.encode, ckd.embed, bert)
-    sets = dict(one=pairs[:30], two=pairs[20:])
-    scores = common.spearman(ckd.embed, bert, sets)
-    for name, part in sets.items():
+    for part in (pairs[:30], pairs[20:]):
         cosines = [cosine(*encode(row[:2]).tolist()) for row in part]
         ranks = rankdata(cosines), rankdata([score for *_, score in part])
-        assert scores[name] == pytest.approx(100 * np.corrcoef(*ranks)[0, 1], abs=1e-6)
-    assert scores["avg"] == pytest.approx((scores["one"] + scores["two"]) / 2)
-    with pytest.raises(UserError, match="mine: "):
-        common.spearman(ckd.embed, bert, {"mine": [("a", "a", 1), ("a", "a", 2)]})
+        expected = 100 * np.corrcoef(*ranks)[0, 1]
+        assert common.spearman(ckd.embed, bert, part) == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(UserError, match="equal"):
+        common.spearman(ckd.embed, bert, [("a", "a", 1), ("a", "a", 2)])

@@ -51,17 +51,39 @@ def test_the_loss_is_equation_2_of_the_distributions_of_equation_1(alpha):
     assert torch.autograd.gradcheck(loss, inputs)
 
 
+def test_the_loss_normalizes_the_queue_once(monkeypatch):
+    """The queue is the largest tensor of a step."""
+    normalize, sizes = torch.nn.functional.normalize, []
+
+    def counted(tensor, **options):
+        sizes.append(len(tensor))
+        return normalize(tensor, **options)
+
+    monkeypatch.setattr(congen.F, "normalize", counted)
+    embeddings = [random_rows(6, 5, seed=seed) for seed in (1, 2, 3)]
+    congen.congen_loss(*embeddings, random_rows(11, 5, seed=4), 0.05, 0.07, 0.5)
+    assert sorted(sizes) == [6, 6, 6, 11]
+
+
 # ---- model, queue, views, settings
 
 
-def test_second_views_are_given_or_lack_words_but_never_all():
+def test_second_views_lack_words_but_never_all():
     """Which words depends on the rows and the seed alone."""
-    first, picked = ["Stop!", *demo_sentences(20)], [2, 0, 1, 2]
-    steps = [congen.second_views(first, None, picked, [7, step]) for step in range(30)]
+    sentences, picked = ["Stop!", *demo_sentences(20)], [2, 0, 1, 2]
+    steps = [congen.deleted_views(sentences, picked, [7, step]) for step in range(30)]
     assert len(set(map(tuple, steps))) > 10 and {step[1] for step in steps} == {"Stop!"}
-    assert steps[3] == congen.second_views(first[:3], None, picked, [7, 3])
-    expected = [first[20 - row] for row in picked]
-    assert congen.second_views(first, first[::-1], picked, [0, 1]) == expected
+    assert steps[3] == congen.deleted_views(sentences[:3], picked, [7, 3])
+
+
+def test_pairs_are_two_columns_with_text(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("one\t two \nthree\tfour\n", "utf-8")
+    assert congen.read_text_pairs(file) == [["one", "two"], ["three", "four"]]
+    for line in ("one", "one\ttwo\tthree", "one\t ", ""):
+        file.write_text(f"one\ttwo\n{line}\n", "utf-8")
+        with pytest.raises(common.UserError, match="pairs.tsv:2: .*two tab-separated columns"):
+            congen.read_text_pairs(file)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +102,23 @@ def test_scripts_without_spaces_lose_characters(sentence):
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_then_falls_to_zero():
     """As in transformers: the first step has rate 0, and so would the step after the last."""
-    shares = [congen.warmup_linear(step, 95) for step in range(1, 96)]
+    shares = [congen.warmup_linear(step, 95) for step in range(95)]
     assert shares[:10] == pytest.approx([i / 10 for i in range(10)])
     assert shares[10:] == pytest.approx([i / 85 for i in range(85, 0, -1)])
     sgd = torch.optim.SGD([torch.zeros(1)], 1)
     lambdas = transformers.get_linear_schedule_with_warmup(sgd, 10, 95).lr_lambdas
     assert shares == pytest.approx([lambdas[0](step) for step in range(95)])
+
+
+def test_matrices_decay_by_a_hundredth_of_the_rate_and_vectors_do_not():
+    """Without a gradient, AdamW does nothing else. The decay is the authors' 0.01."""
+    matrix, vector = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = congen.make_optimizer([matrix, vector], lr=1.0)
+    (0 * matrix.sum() + 0 * vector.sum()).backward()
+    for _ in range(3):
+        optimizer.step()
+    assert matrix.tolist() == [pytest.approx([0.99**3] * 3)] * 2
+    assert vector.tolist() == [1, 1, 1]
 
 
 def test_defaults_are_the_papers_for_bert_base(parse):
@@ -100,16 +133,21 @@ def test_defaults_are_the_papers_for_bert_base(parse):
 # ---- runs
 
 
-def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_path):
+@pytest.mark.parametrize("views_are_given", [False, True])
+def test_three_steps_by_hand(
+    call_main, monkeypatch, models_folder, files, tmp_path, views_are_given
+):
     """24 sentences, batches of 16 and 8, 6 epochs: the third step begins the second epoch.
 
     The dev score of step 0 is the student's with its new head.
     """
-    sentences = demo_sentences(24)
-    (tmp_path / "train.txt").write_text("\n".join(sentences))
+    sentences, others = demo_sentences(24), demo_sentences(48)[24:]
+    pairs = [f"{first}\t{second}" for first, second in zip(sentences, others)]
+    (tmp_path / "train.txt").write_text("\n".join(pairs if views_are_given else sentences))
     monkeypatch.setattr(common, "LOG_STEPS", 1)
     words = small_options("congen", models_folder, files, tmp_path / "out")
-    words += ["--train", tmp_path / "train.txt", "--batch-size", 16, "--epochs", 6]
+    option = "--pairs" if views_are_given else "--train"
+    words += [option, tmp_path / "train.txt", "--batch-size", 16, "--epochs", 6]
     words += ["--queue-size", 20, "--eval-steps", 99, "--lr", 0.03, "--alpha", 0.3, "--dropout", 0]
     words += ["--teacher-temperature", 0.02, "--student-temperature", 0.03]
     call_main(congen, *words)
@@ -137,8 +175,8 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
 
     with torch.no_grad():
         targets = unit([mean(teacher, text) for text in sentences])
-        pairs = {"dev": common.read_scored_pairs(files / "dev.tsv")}
-        before = common.spearman(None, None, pairs, start)["dev"]
+        dev_pairs = common.read_scored_pairs(files / "dev.tsv")
+        before = common.spearman(None, None, dev_pairs, start)
     assert list(dev_scores(tmp_path / "out")) == [("distill", 0), ("distill", 12)]
     assert dev_scores(tmp_path / "out")["distill", 0] == pytest.approx(before, abs=1e-4)
 
@@ -155,6 +193,8 @@ def test_three_steps_by_hand(call_main, monkeypatch, models_folder, files, tmp_p
         coin = np.random.default_rng([0, step])
         kept = [[word for word in text.split() if coin.random() >= 0.1] for text in first]
         second = [" ".join(words) for words in kept]
+        if views_are_given:
+            second = [others[row] for row in batch]
         loss = 0.3 * loss_of(first, p_ref, keys) + 0.7 * loss_of(second, p_ref, keys)
         lr = 0.03 * (0, 0.5, 1)[step - 1]  # of 12 steps, 2 of warm-up
         assert logged[step]["loss"] == pytest.approx(loss.item(), rel=1e-5)

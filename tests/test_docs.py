@@ -139,7 +139,7 @@ def reader(models_folder, tmp_path_factory):
         shutil.copytree(models_folder / "mean", root / name)
     shutil.copy(DEMO / "sentences.txt", root / "my-sentences.txt")
     student = dse.add_head(common.load_encoder(models_folder / "bert", "mean"), classes=1)
-    dse.save_student(student, root / "runs" / "dse")
+    dse.save_student(student, root / "runs" / "pairs")
     shutil.copytree(DEMO / "beir", root / "BeIR" / "msmarco")
     weights = common.load_encoder(models_folder / "bert").model.state_dict()
     torch.save(weights, root / "weights.pth")

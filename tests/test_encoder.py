@@ -32,6 +32,7 @@ def test_heads_normalization_prompt_and_length_are_saved(models_folder, tmp_path
     source = copytree(models_folder / "roberta", tmp_path / "source")
     alter(source / "config_sentence_transformers.json", PROMPTS)
     encoder = load_encoder(source, pooling)
+    torch.manual_seed(1)
     encoder.heads.append(nn.Sequential(nn.Linear(32, 9), nn.ReLU()))
     encoder.heads.append(nn.Sequential(nn.Linear(9, 7, bias=False), nn.Identity()))
     encoder.normalize, encoder.max_length = True, 11
@@ -115,3 +116,46 @@ def test_code_in_a_folder_is_never_run(models_folder, tmp_path, monkeypatch):
         with pytest.raises(UserError, match="own: "):
             load_encoder(folder)
     assert not mark.exists()
+
+
+def test_all_files_of_a_student_have_the_mode_that_the_umask_gives(models_folder, tmp_path):
+    encoder = common.load_encoder(models_folder / "pooler")
+    common.save_encoder(encoder, tmp_path / "out")
+    (tmp_path / "new").write_text("")
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert any(path.parent.name.endswith("Dense") for path in files)
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}
+
+
+def test_texts_that_are_cut_are_counted_once(models_folder, capsys):
+    """In training, scoring and the teacher's pass alike, where their tokens are made."""
+    encoder = common.load_encoder(models_folder / "bert", "mean")
+    texts = ["a boy plays", "a boy plays " * 9, "a lad"]  # with two marks: 5, 29 and 4 tokens
+    capsys.readouterr()
+    for _ in range(2):
+        common.Tokens(encoder, texts, 5)
+    common.Tokens(encoder, texts)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{encoder.name}: it reads 5 tokens; 1 of 3 texts are longer"]
+
+
+class Unmasked(torch.nn.Module):
+    """Takes no notice of the mask, as FNet."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.model(input_ids)
+
+    def get_input_embeddings(self):
+        return self.model.get_input_embeddings()
+
+
+def test_a_model_whose_vectors_depend_on_padding_is_refused(models_folder):
+    encoder = common.load_encoder(models_folder / "bert", "mean")
+    common.try_model(encoder)
+    encoder.model = Unmasked(encoder.model)
+    with pytest.raises(common.UserError, match="changes with the padding.*--teacher-embeddings"):
+        common.try_model(encoder)

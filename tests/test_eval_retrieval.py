@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import cosine, demo_sentences, random_rows
+from sentence_transformers import SentenceTransformer, util
 from torch import nn
 
 import ckd
@@ -232,3 +233,24 @@ def test_the_program_agrees_with_plain_loops(call_main, beir, models_folder, tmp
         found.append(round(scores["MRR@10"], 3))
     assert len(set(found)) == 5  # each option makes a difference
     assert found[:2] == found[3:1:-1]  # a stated similarity counts as the option does
+
+
+def test_a_student_queries_the_index_of_its_teacher(
+    call_main, fails, beir, models_folder, tmp_path
+):
+    """As with sentence-transformers; the teacher's vectors are made once."""
+    teacher, student = models_folder / "mean", tmp_path / "student"
+    common.save_encoder(common.load_encoder(teacher, layers="0,2"), student)
+    texts = demo_sentences(60)
+    index = SentenceTransformer(str(teacher), device="cpu").encode(texts)
+    queries = [without_two_words(text) for text in texts[:20]]
+    vectors = SentenceTransformer(str(student), device="cpu").encode(queries)
+    total = 0
+    for i, found in enumerate(util.semantic_search(vectors, index, top_k=10)):
+        ranks = [rank for rank, hit in enumerate(found, 1) if hit["corpus_id"] in (i, i + 20)]
+        total += 1 / ranks[0] if ranks else 0
+    options = ("--document-model", teacher, "--beir", beir)
+    call_main(retrieval, student, *options, "--json", tmp_path / "scores.json")
+    (scores,) = json.loads((tmp_path / "scores.json").read_text()).values()
+    assert scores["MRR@10"] == pytest.approx(100 * total / 20, abs=0.01) and total > 0
+    assert "differ in dimension" in fails(retrieval, models_folder / "wide", *options)

@@ -93,6 +93,7 @@ def repositories(models_folder):
 CODE = """
 from extras import eval_retrieval
 from common import *
+from eval_sts import read_sts
 def pooled(name):
     encoder = load_encoder(name)
     return encoder.pooling, len(encoder.heads), encoder.normalize
@@ -103,17 +104,20 @@ for expression in sys.argv[1:]:
         print("error:", *str(error).split())
 """
 DATA_SETS = [
-    (f'len(read_sentences("{WIKI}"))', "600"),
+    (f'len(read_sentences(resolve_data("{WIKI}")))', "600"),
     (f'len(read_sts(resolve_data("{SENTEVAL}"), "dev")["dev"])', "9"),
-    (f'read_triplets("{NLI}")', "[['a boy plays', 'a lad plays', 'a cook eats']]"),
-    ('len(read_sentences("some/one"))', "2"),
+    (f'read_triplets(resolve_data("{NLI}"))', "[['a boy plays', 'a lad plays', 'a cook eats']]"),
+    ('len(read_sentences(resolve_data("some/one")))', "2"),
     ('eval_retrieval.read_split("some/beir", "dev")', "(['a lad'], [{0: 2, 1: 0}])"),
 ]
 DOWNLOADS = [  # what is asked for, and its value or a pattern of its error
     *DATA_SETS,
     *DATA_SETS,
-    ('read_sentences("some/two")', "error: some/two: .*a.txt, b/c.txt"),
-    ('read_sentences("some/none")', "error: some/none: .*huggingface.co/datasets/some/none"),
+    ('read_sentences(resolve_data("some/two"))', "error: some/two: .*a.txt, b/c.txt"),
+    (
+        'read_sentences(resolve_data("some/none"))',
+        "error: some/none: .*huggingface.co/datasets/some/none",
+    ),
     # SimCSE's models have no modules.json; they are read as their authors do
     ('pooled("princeton-nlp/sup-simcse-tiny")', "('cls', 1, False)"),
     ('pooled("princeton-nlp/unsup-simcse-tiny")', "('cls', 0, False)"),

@@ -59,6 +59,8 @@ MODELS = {  # what is changed in the folder "pooler", what the error must say
     "no-JSON": ("config.json", None, "config.json"),
     "no-weights": (WEIGHTS, None, "model.safetensors"),
 }
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+POINTERS = {"pointer-weights": WEIGHTS, "pointer-words": "tokenizer.json"}
 OTHER_MODELS = {  # what is changed in the folder "bert"
     "decoder": ("config.json", dict(architectures=["Qwen3ForCausalLM"])),
     "no-marks": ("tokenizer.json", lambda content: content.update(post_processor=None)),
@@ -107,10 +109,16 @@ TABLE = [
     ),
     ("ckd", f"{CKD} --train {{space.txt}} --teacher {{no-marks}}", "no token in '\\u200b'"),
     ("ckd", f"{TRAIN} {DEV} --student-layers 1 --teacher-embeddings x.npy", "needs --student"),
-    ("ckd", f"{TRAIN} {CUT} --senteval {DEMO}", "STSBenchmark"),
+    ("eval_sts", f"{{bert}} --senteval {DEMO}", "STSBenchmark"),
     ("extras.ibkd_dr", f"{CUT} --beir {{bert}}", "corpus.jsonl"),
     ("extras.eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("extras.eval_retrieval", f"{{bert}} {BEIR} --split none", "none.tsv"),
+    # files that Git LFS has not fetched
+    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt:1: it is a pointer of Git LFS"),
+    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt:1: it is a pointer of Git LFS"),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{pointer.txt}}", "git lfs pull"),
+    ("eval_sts", f"{{pointer-weights}} --pairs {DEMO}/dev.tsv", "model.safetensors is a pointer"),
+    ("eval_sts", f"{{pointer-words}} --pairs {DEMO}/dev.tsv", "tokenizer.json is a pointer"),
     # lines of a file
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
     ("ckd", f"{CKD} --train {{latin.txt}}", "latin.txt:2: "),
@@ -122,8 +130,8 @@ TABLE = [
         ("ckd", f"{CKD} --dev {{{name}.tsv}}", f"{name}.tsv:2: ")
         for name in ("two", "word", "nan", "far")
     ),
-    ("ckd", f"{CKD} --dev {{equal.tsv}}", "all equal"),
-    ("ckd", f"{TRAIN} {CUT} --senteval {{broken.tar}}", "broken.tar"),
+    ("ckd", f"{CKD} --dev {{equal.tsv}}", "of all pairs are equal"),
+    ("eval_sts", "{bert} --senteval {broken.tar}", "broken.tar"),
     ("congen", f"{CKD} --pairs {{one.tsv}}", "one.tsv:1: "),
     ("ckd", f"{CKD} --train {{one.tsv}}", "there is one training example"),
     # models; embeddings that are no direction name a text
@@ -147,6 +155,9 @@ def places(models_folder, tmp_path_factory):
             (folder / part).unlink()
         else:
             (folder / part).write_text("{")
+    (root / "pointer.txt").write_text(POINTER)
+    for name, part in POINTERS.items():
+        (shutil.copytree(models_folder / "bert", root / name) / part).write_text(POINTER)
     for name, (part, change) in OTHER_MODELS.items():
         alter(shutil.copytree(models_folder / "bert", root / name) / part, change)
     paths = (*root.iterdir(), *models_folder.iterdir(), root / "missing.txt")

@@ -35,13 +35,13 @@ NUMBERS = [  # part of a command, what it prints: the last column of its table, 
     (r"--translations", r"2 -> 1 \|"),
     (r"eval_transfer .*SICK-R", r"DSE avg \|"),
     (r"eval_\w+ .*--tasks", r"SNLI \|"),
-    (r"beir|ibkd_dr", r"MRR@10 .*\|"),
+    (r"eval_retrieval", r"MRR@10 .*\|"),
     (r"quantize|benchmark --only gpu", r"sentences/s .*\|"),
     (r"benchmark", r"factor \|"),
     (r"analyze (\w+)", r"figures/\1.json"),
     (r"eval_sts.*--pairs (my-\S+)", r"\1 .*\|"),
     (r"eval_", r"avg .*\|"),
-    (r"\.py|sweep|baselines", r"dev .*\|"),
+    (r"\.py|sweep|baselines|ibkd_dr", r"dev .*\|"),
 ]
 DSE_TASKS = ("mrpc", "mnli", "snli")
 SENTENCES = ["my-sentences.txt", "wiki1m_for_simcse.txt", "ffgcc/NEWS5M", "flickr30k-captions.txt"]

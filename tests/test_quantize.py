@@ -1,10 +1,13 @@
 """extras/quantize.py: the ONNX models against the encoder, the command, the README's code."""
 
 import logging
+import re
+import shutil
 import subprocess
 import sys
 import warnings
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,7 @@ embeddings = session.run(
 assert not {{"torch", "transformers"}} & {{*sys.modules}}
 numpy.save("embeddings.npy", embeddings)
 """
+LOSS = r"its file, 4 bits, loses (\S+) points \((\S+) to (\S+)\)"
 BLOCKWISE = ("GatherBlockQuantized", "MatMulNBits")
 ENCODERS = [  # folder, pooling, its width
     ("roberta", "cls", 32),
@@ -90,8 +94,7 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
     assert [cell.strip() for cell in lines[0]] == columns
     rows = [[float(cell) for cell in line[2:]] for line in lines[2:]]
     torch_row, torch_linear, fp32, linear, small, four, mixed = rows
-    sets = {"": common.read_scored_pairs(files / "dev.tsv")}
-    score = common.spearman(embed, encoder, sets)[""]
+    score = common.spearman(embed, encoder, common.read_scored_pairs(files / "dev.tsv"))
     assert (torch_row[1], fp32[1]) == pytest.approx((score, score), abs=0.02)
     if HAS_VNNI:
         assert small[1] == pytest.approx(score, abs=3)
@@ -105,6 +108,33 @@ def test_the_command_writes_a_file_for_the_readme_s_code(models_folder, files, t
 
     least = least_cosine(encoder, tmp_path, "model_int8.onnx")
     assert not HAS_VNNI or least > 0.98
+
+
+@pytest.mark.slow
+def test_a_file_that_loses_too_much_is_not_written(models_folder, tmp_path, call_main, fails):
+    """The gold scores are the cosines in fp32, so that the file loses what 100 points exceed it."""
+    folder = shutil.copytree(models_folder / "wide", tmp_path / "model")
+    texts = demo_sentences(60)
+    vectors = common.encode(embed, common.load_encoder(folder), texts)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    lines = []
+    for i, (first, second) in enumerate(pairwise(texts)):
+        gold = 2.5 + 2.5 * (vectors[i] * vectors[i + 1]).sum().clip(-1, 1)
+        lines.append(f"{first}\t{second}\t{gold:.9f}\n")
+    (tmp_path / "pairs.tsv").write_text("".join(lines))
+    options = [folder, "--bits", 4, "--pairs", tmp_path / "pairs.tsv", "--rounds", 1]
+    rows = ["--rows", "4 bits", "--at-most"]
+    found = fails(quantize, *options, *rows, 0)
+    logging.disable(logging.NOTSET)
+    loss, before, after = map(float, re.search(LOSS, found).groups())
+    assert before == 100 and after < 100 and loss == pytest.approx(100 - after, abs=0.011)
+    assert not (folder / "onnx").exists()
+    printed = call_main(quantize, *options, *rows, loss + 0.01)
+    logging.disable(logging.NOTSET)
+    names = [line.split("|")[1].strip() for line in printed.splitlines()[2:]]
+    assert names == ["fp32, torch", "4 bits"]
+    assert (folder / "onnx" / "model_q4.onnx").exists()
+    assert "needs --pairs" in fails(quantize, folder, "--at-most", 1)
 
 
 def least_cosine(encoder, folder, file):
@@ -195,8 +225,8 @@ def test_a_table_has_the_parameters_each_set_and_their_average(models_folder, fi
         *("same in batches", "sentences/s"),
     ]
     assert row["M parameters"] * 1e6 == sum(x.numel() for x in encoder.parameters())
-    scores = common.spearman(embed, encoder, sets)
-    assert {name: row[name] for name in scores} == pytest.approx(scores)
+    for name, part in sets.items():
+        assert row[name] == pytest.approx(common.spearman(embed, encoder, part))
     assert row["avg"] == pytest.approx((row["STS12"] + row["STS-B"]) / 2)
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from conftest import alter, demo_sentences
 
-import common
+import congen
 from extras import views
 
 WORDS = [f"word{i}" for i in range(40)]
@@ -124,7 +124,7 @@ def test_translations_are_greedy_in_order_and_independent_of_their_batch(transla
 
 def test_back_translation_goes_there_and_back(call_main, translators, tmp_path):
     call_main(views, *translate_command(translators, tmp_path / "pairs"))
-    first, second = map(list, zip(*common.read_text_pairs(tmp_path / "pairs")))
+    first, second = map(list, zip(*congen.read_text_pairs(tmp_path / "pairs")))
     sentences = demo_sentences(40)
     assert first == sentences
     texts = sentences[:16]  # one chunk: batches are formed in it
@@ -146,7 +146,7 @@ def test_where_a_translation_is_blank_the_sentence_is_its_own_view(
 
     alter(tmp_path / name / "model.safetensors", end_at_once)
     call_main(views, *translate_command(tmp_path, tmp_path / "pairs"))
-    assert all(first == second for first, second in common.read_text_pairs(tmp_path / "pairs"))
+    assert all(first == second for first, second in congen.read_text_pairs(tmp_path / "pairs"))
 
 
 @pytest.mark.slow
@@ -221,6 +221,6 @@ def test_the_file_has_the_sentences_and_their_views(call_main, wordnet, masked_l
     for name in ("a", "b"):
         call_main(views, *options, "--output", wordnet / name)
     assert (wordnet / "a").read_bytes() == (wordnet / "b").read_bytes()  # a seed's views
-    first, second = map(list, zip(*common.read_text_pairs(wordnet / "a")))
+    first, second = map(list, zip(*congen.read_text_pairs(wordnet / "a")))
     assert first == demo_sentences(300)
     assert second != first

@@ -23,14 +23,15 @@ from common import ArgumentParser, UserError, note, run_main, write_json
 from extras.authors import harness
 
 MODULES = dict(ckd="distilcse", kd="distilcse", nli="distilcse", congen="congen")
-MODULES |= {"ibkd-1": "ibkd", "ibkd-2": "ibkd", "dse": "dse", "dse-teacher": "dse"}
-MODULES |= dict(distilface="distilface")
+MODULES |= {"ibkd-1": "ibkd", "ibkd-2": "ibkd", "distilface": "distilface"}
+MODULES |= {f"dse{kind}": "dse" for kind in ("", "-teacher", "-mnli", "-mnli-teacher")}
 RECORDED = harness.ROOT / "tests" / "authors"
-# What an environment has of the libraries that are given, as a dict in JSON.
+# What an environment has of the libraries that are given, as a dict in JSON, and its Python.
 VERSIONS = """
-import json, sys
+import json, platform, sys
 from importlib.metadata import version
-print(json.dumps({name: version(name) for name in sys.argv[1:]}))
+found = {name: version(name) for name in sys.argv[1:]}
+print(json.dumps({"python": platform.python_version(), **found}))
 """
 
 
@@ -53,7 +54,7 @@ def read_versions(python, module):
     found = {} if done.returncode else json.loads(done.stdout)
     pins = dict(word.split("==") for word in wanted if "==" in word)
     if any(found.get(name, "").partition("+")[0] != pin for name, pin in pins.items()):
-        note("python3 -m venv env")
+        note("python3.11 -m venv env")  # tokenizers 0.13.3 has no wheel for a later Python
         note(f"env/bin/pip install {shlex.join(module.LIBRARIES.split())}")
         if alone:
             note(f"env/bin/pip install --no-deps {alone}")
@@ -65,7 +66,8 @@ def record(name, module, versions, theirs):
     """Write the authors' losses, and what made them, to tests/authors/NAME.json."""
     machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     content = dict(repository=module.REPOSITORY, commit=module.COMMIT, libraries=versions)
-    content |= dict(processor=machine, dev=theirs["dev"], losses=theirs["losses"])
+    content |= dict(processor=machine, threads=torch.get_num_threads())
+    content |= dict(dev=theirs["dev"], losses=theirs["losses"])
     write_json(RECORDED / f"{name}.json", content)
 
 
@@ -73,8 +75,8 @@ def compare(program, work, theirs):
     """Print the table of one program."""
     everything = set(program.departures)
     losses = theirs["losses"]
-    print(f"{len(losses)} steps, losses from {min(losses):.4g} to {max(losses):.4g}\n")
-    print("| departure left in | largest relative difference of a loss | in step |")
+    print(f"{len(losses)} losses, from {min(losses):.4g} to {max(losses):.4g}\n")
+    print("| departure left in | largest relative difference of a loss | of loss |")
     print("|---|---:|---:|")
     for name, what in {"none": "all are undone", **program.departures}.items():
         outcome = program.ours(work, everything - {name})

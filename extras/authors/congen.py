@@ -1,8 +1,9 @@
 """ConGen: KornWtp/ConGen's main.py, with its own copy of sentence-transformers, and congen.py.
 
 The set-up, which both runs share: two layers of all-MiniLM-L6-v2 teach one of its layers, a third
-as wide, on two columns of demo/triplets.csv. Rows are drawn in our order, the dense layer starts
-with our weights, and nothing is dropped out. Without a GPU, the authors' fp16 is off.
+as wide, on two columns of demo/triplets.csv, where 30 sentences stand twice. Rows are drawn in our
+order, the dense layer starts with our weights, and nothing is dropped out. Without a GPU, the
+authors' fp16 is off.
 """
 
 import csv
@@ -28,10 +29,12 @@ LIBRARIES = (
 )
 ALONE = "sentence-transformers==2.2.2"  # its dependencies would bring another torch
 
-PAIRS = 600  # of which QUEUE_SIZE fill the queue; 15 steps an epoch
+PAIRS = 614
+REPEATED = 30  # of these, at the end, the first sentence is that of a pair at the start
+STEPS = 15  # of an epoch of theirs, whose queue takes 134 pairs: QUEUE_SIZE, and 14 by their text
 EPOCHS = 3
 BATCH_SIZE = 32
-LEARNING_RATE = 5e-4
+LEARNING_RATE = 2e-3
 QUEUE_SIZE = 120
 TEACHER_TEMPERATURE = 0.05
 STUDENT_TEMPERATURE = 0.07
@@ -43,14 +46,13 @@ def prepare(work):
     torch.manual_seed(0)  # as congen.distill() seeds the dense layer, with --seed 0
     torch.save(nn.Linear(128, 384).state_dict(), work / "dense.pt")
     with open(ROOT / "demo" / "triplets.csv", encoding="utf-8") as file:
-        pairs = ["\t".join(row[:2]) for row in csv.reader(file)][1 : 1 + PAIRS]
+        rows = [row[:2] for row in csv.reader(file)][1 : 1 + PAIRS]
+    for at in range(REPEATED):
+        rows[at - REPEATED][0] = rows[at][0]
+    pairs = ["\t".join(row) for row in rows]
     write_encoder(work / "teacher", "2,5")
     write_small_encoder(work / "student", "1", pairs + demo_lines("dev.tsv"))
-    drawn = np.random.RandomState(QUEUE_SEED).permutation(len(pairs))[:QUEUE_SIZE]
-    in_queue = np.isin(np.arange(len(pairs)), drawn)
     write_lines(work / "pairs.tsv", pairs)
-    write_lines(work / "trained.tsv", np.array(pairs)[~in_queue])
-    write_lines(work / "queue.txt", [pair.split("\t")[0] for pair in np.array(pairs)[in_queue]])
     dev = demo_lines("dev.tsv", 100)
     write_lines(work / "dev.tsv", dev)
     # The columns of STS-B: split, genre, file, year, number, score, two sentences.
@@ -105,10 +107,15 @@ def theirs(checkout, work):
 
 
 class AdamW(torch.optim.AdamW):
-    """The authors': that of transformers, without a correction of the moments' bias."""
+    """The authors', that of transformers, as far as its departures are undone."""
+
+    def __init__(self, groups, undone, fused, **options):
+        super().__init__(groups, **options)
+        self.undone, self.made = undone, 0
 
     @torch.no_grad()
     def step(self):
+        self.made += 1
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -120,8 +127,14 @@ class AdamW(torch.optim.AdamW):
         m, v = self.state[p]["m"], self.state[p]["v"]
         m.lerp_(p.grad, 0.1)
         v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+        if "correction of the moments" not in self.undone:
+            m, v = m / (1 - 0.9**self.made), v / (1 - 0.999**self.made)
+        decay = 1 - group["lr"] * group["weight_decay"]
+        if "decay" not in self.undone:
+            p.mul_(decay)
         p.addcdiv_(m, v.sqrt() + group["eps"], value=-group["lr"])
-        p.mul_(1 - group["lr"] * group["weight_decay"])
+        if "decay" in self.undone:
+            p.mul_(decay)
 
 
 class Queue:
@@ -130,10 +143,11 @@ class Queue:
     start [K, D]: the first entries of the queue, the newest first, or None.
     """
 
-    def __init__(self, start, undone):
+    def __init__(self, start, size, undone):
         import congen
 
         self.start = start
+        self.size = size
         self.undone = undone
         self.enqueue = congen.enqueue
 
@@ -143,28 +157,51 @@ class Queue:
         if "order in the queue" in self.undone:
             embeddings = embeddings.flip(0)
         if "keys in a step" in self.undone:
-            return self.enqueue(queue[:QUEUE_SIZE], embeddings, QUEUE_SIZE + len(embeddings))
+            return self.enqueue(queue[: self.size], embeddings, self.size + len(embeddings))
         return self.enqueue(queue, embeddings, size)
 
 
 def ours(work, undone):
-    """Run congen.py with these departures undone."""
+    """Run congen.py with these departures undone.
+
+    Where it trains on rows that theirs does not train on, these are further batches at the end of
+    an epoch, and their losses are left out: the others are of the same sentences.
+    """
     import common
     import congen
 
+    pairs = np.array((work / "pairs.tsv").read_text("utf-8").splitlines())
+    first = np.array([pair.split("\t")[0] for pair in pairs])
+    drawn = np.random.RandomState(QUEUE_SEED).permutation(len(pairs))[:QUEUE_SIZE]
+    by_row, by_text = np.isin(np.arange(len(pairs)), drawn), np.isin(first, first[drawn])
+    in_queue = by_text if "sentences that occur twice" in undone else by_row
+    is_trained = ~in_queue if "training on the queue" in undone else np.full(len(pairs), True)
+    further = pairs[is_trained & by_text]
+    count = len(pairs) - sum(by_text)
+    assert count == STEPS * BATCH_SIZE and all(is_trained[~by_text])
+    write_lines(work / "trained.tsv", [*pairs[~by_text], *further])
+
+    def draw(batches, epoch):
+        order = np.random.default_rng([0, epoch]).permutation(count)
+        order = np.concatenate([order, np.arange(count, count + len(further))])
+        return common.chunks(order, BATCH_SIZE)
+
     start = None
-    if "queue at the start" in undone:
+    if "sentences of the queue" in undone:
         teacher = common.load_encoder(work / "teacher")
-        texts = common.read_sentences(work / "queue.txt")
-        start = torch.tensor(common.encode(congen.embed, teacher, texts)).flip(0)
-    replaced = {"congen.enqueue": Queue(start, undone)}
-    if "correction of the moments" in undone:
-        replaced["torch.optim.AdamW"] = AdamW
+        embeddings = common.encode(congen.embed, teacher, list(first[in_queue]))
+        start = torch.tensor(embeddings).flip(0)
+    size = sum(in_queue)
+    replaced = {"congen.enqueue": Queue(start, size, undone), "common.Batches.draw": draw}
+    replaced["torch.optim.AdamW"] = partial(AdamW, undone=undone)
     options = f"""--teacher {work}/teacher --student {work}/student --pairs {work}/trained.tsv
         --dev {work}/dev.tsv --epochs {EPOCHS} --batch-size {BATCH_SIZE} --lr {LEARNING_RATE}
         --teacher-temperature {TEACHER_TEMPERATURE} --student-temperature {STUDENT_TEMPERATURE}
-        --queue-size {QUEUE_SIZE} --eval-steps 1000"""
-    return run_ours("congen", work, options.split(), replaced)
+        --queue-size {size} --eval-steps 1000"""
+    outcome = run_ours("congen", work, options.split(), replaced)
+    of_epochs = np.split(np.array(outcome["losses"]), EPOCHS)
+    losses = [loss for losses in of_epochs for loss in losses[:STEPS].tolist()]
+    return outcome | dict(losses=losses)
 
 
 PROGRAMS = {
@@ -175,7 +212,11 @@ PROGRAMS = {
         ours=ours,
         departures={
             "correction of the moments": "AdamW without it; ours with it",
-            "queue at the start": "sentences that are not trained on; ours are trained on, too",
+            "decay": "after the step; ours before it",
+            "sentences of the queue": "K drawn from all sentences; ours from those of training",
+            "training on the queue": "its sentences are left out; ours are trained on",
+            "sentences that occur twice": "if one is drawn, all rows that have it enter the queue, "
+            "which is then longer than K; ours: the drawn rows alone",
             "keys in a step": "K + N, the oldest leave after the loss; ours are K",
             "order in the queue": "a batch's first row leaves first; ours leaves last",
         },

@@ -167,7 +167,7 @@ def ours(work, undone):
         masks.step += 1
         student.model.set_attn_implementation("eager")  # others have their own dropout
         size = len(rows) // 2
-        parts = iter(common.similar_lengths(tokens.lengths[rows], device))
+        parts = iter(common.similar_lengths(tokens.lengths[rows], device, WIDTH))
 
         def embed_part(*inputs):
             part = next(parts)  # of 0 to 2 size - 1, first all of the one view

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class Program(NamedTuple):
     """A training program of the authors, and the run of our script that must equal it.
 
-    An outcome is dict(losses=[one per step], weights={our name: tensor}, dev=100 x Spearman or
-    None), at full precision, of the end of the run.
+    An outcome is dict(losses=[one per step, or per batch of a step], weights={our name: tensor},
+    dev=the last dev score), at full precision, of the end of the run.
     """
 
     title: str  # the authors' file
@@ -181,24 +181,26 @@ def run_ours(script, work, options, replaced, loader="load_untrained_student"):
 
     module = importlib.import_module(script)
     losses, scores, students = [], [], []
+    log, load = common.Run.log, getattr(module, loader)
 
-    def keep(function, kept, pick):
-        def call(*rest, **options):
-            result = function(*rest, **options)
-            kept.append(pick(result, rest, options))
-            return result
+    def keep_numbers(run, step, sentences=0, **values):
+        if "dev" in values:
+            scores.append(values["dev"])
+        else:
+            losses.append(values["loss"].item())
+        log(run, step, sentences, **values)
 
-        return call
+    def keep_student(*rest, **options):
+        students.append(load(*rest, **options))
+        return students[-1]
 
-    log, log_dev, load = common.Run.log, common.Run.log_dev, getattr(module, loader)
     shutil.rmtree(work / "ours", ignore_errors=True)
     words = [*options, "--output", work / "ours", "--device", "cpu", "--precision", "fp32"]
     replaced = {
         "sys.argv": [f"{script}.py", *map(str, words)],
         "common.CACHE": work / "cache",
-        "common.Run.log": keep(log, losses, lambda result, rest, values: values["loss"].item()),
-        "common.Run.log_dev": keep(log_dev, scores, lambda result, rest, values: rest[-1]),
-        f"{script}.{loader}": keep(load, students, lambda result, rest, values: result),
+        "common.Run.log": keep_numbers,
+        f"{script}.{loader}": keep_student,
         **replaced,
     }
     with contextlib.ExitStack() as stack, open(work / "ours.log", "w") as printed:
@@ -231,7 +233,8 @@ class TheirAdam(torch.optim.Adam):
 
 def loss_difference(ours, theirs):
     """Two outcomes -> the largest relative difference of a loss, and its step, from 1."""
-    relative = [abs(a - b) / abs(b) for a, b in zip(ours["losses"], theirs["losses"])]
+    pairs = zip(ours["losses"], theirs["losses"], strict=True)
+    relative = [abs(a - b) / abs(b) for a, b in pairs]
     largest = max(relative)
     return largest, 1 + relative.index(largest)
 

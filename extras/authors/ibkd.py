@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from extras.authors.harness import ROOT, Program, TheirAdam, demo_lines, our_order, renamed
-from extras.authors.harness import run_ours, write_encoder, write_lines, write_small_encoder
+from extras.authors.harness import ROOT, Program, StandIn, TheirAdam, demo_lines, our_order
+from extras.authors.harness import renamed, run_ours, write_encoder, write_lines
+from extras.authors.harness import write_small_encoder
 
 REPOSITORY = "Alibaba-NLP/IBKD"
 COMMIT = "bb1d7b88f356a20fc2d6a88ba3317d6c82d6bd19"
@@ -35,7 +36,8 @@ TRIPLETS, BATCH_2 = 160, 12  # stage 2: 14 steps an epoch of 36 sentences, the l
 EPOCHS = 3
 LR_1, LR_2 = 2e-4, 1e-4
 TEMPERATURE_1, TEMPERATURE_2 = 0.1, 0.05
-GAMMA, BETA = 0.1, 1.0
+GAMMA = 0.1
+BETA_1, BETA_2 = 1.0, 10.0  # the weight of HSIC; stage 2's shows which layers HSIC reads
 DIMENSION = 128  # of the projection in stage 2, a constant of the authors
 
 
@@ -149,23 +151,26 @@ def their_distill(checkout, work):
     options = f"""--train_file train.txt --teacher_emb_path teacher.pt --lambdas2 0
         --student_emb_dim 128 --teacher_emb_dim 384 --mlp_only_train
         --per_device_train_batch_size {BATCH_1} --learning_rate {LR_1} --temp {TEMPERATURE_1}
-        --lambdas {BETA} --gamma {GAMMA}"""
+        --lambdas {BETA_1} --gamma {GAMMA}"""
     return theirs("train_unsup.py", "models_unsup", options, checkout, work)
 
 
 def their_finetune(checkout, work):
     options = f"""--train_file train.csv --per_device_train_batch_size {BATCH_2}
-        --learning_rate {LR_2} --temp {TEMPERATURE_2} --lambdas {BETA}"""
+        --learning_rate {LR_2} --temp {TEMPERATURE_2} --lambdas {BETA_2}"""
     return theirs("train_sup.py", "models_sup", options, checkout, work)
 
 
-def embed_last_but_one(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
-    """ibkd.embed() for a student without heads, with X from the last layer but one."""
-    output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-    mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
-    states = (output.hidden_states[-2], output.last_hidden_state)
-    x, s = ((state * mask).sum(dim=1) / mask.sum(dim=1) for state in states)
-    return (x, s) if with_input else encoder.heads(s)
+def embed_last_but_one(encoder, *inputs, embed, **options):
+    """ibkd.embed(), which finds the output of the last layer but one in the place of X's layer."""
+
+    def model(*tokens, **flags):
+        output = encoder.model(*tokens, **flags)
+        if output.hidden_states:
+            output.hidden_states = output.hidden_states[-2:]
+        return output
+
+    return embed(StandIn(encoder, model=model), *inputs, **options)
 
 
 def ours(stage, work, undone):
@@ -189,7 +194,7 @@ def ours(stage, work, undone):
     if "scale of HSIC" in undone:
         replaced["ibkd.hsic"] = hsic_of_theirs
     if "X" in undone:
-        replaced["ibkd.embed"] = embed_last_but_one
+        replaced["ibkd.embed"] = partial(embed_last_but_one, embed=ibkd.embed)
     if "bias" in undone:
         replaced["ibkd.add_mapping"] = add_mapping_with_bias
     if "epsilon" in undone:
@@ -198,11 +203,11 @@ def ours(stage, work, undone):
     if stage == 1:
         options += f""" --stage distill --train {work}/train.txt --epochs {EPOCHS}
             --teacher-embeddings {work}/teacher.npy --keep-mapping --batch-size {BATCH_1}
-            --lr {LR_1} --temperature {TEMPERATURE_1} --beta1 {BETA}"""
+            --lr {LR_1} --temperature {TEMPERATURE_1} --beta1 {BETA_1}"""
     else:
         options += f""" --stage finetune --triplets {work}/train.csv --dim {DIMENSION}
             --finetune-epochs {EPOCHS} --finetune-batch-size {BATCH_2} --finetune-lr {LR_2}
-            --finetune-temperature {TEMPERATURE_2} --beta2 {BETA}"""
+            --finetune-temperature {TEMPERATURE_2} --beta2 {BETA_2}"""
     if "hard negatives" in undone:
         options += " --batch-negatives"
     return run_ours("ibkd", work, options.split(), replaced)
