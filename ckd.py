@@ -169,6 +169,7 @@ def distill(student, sentences, targets, dev_pairs, run, args):
             if step == 0:  # before hours of training: does the saved student load?
                 saved = load_encoder(run.folder, device=args.device)
                 check_saved(embed, student, saved, sentences[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step
@@ -236,6 +237,7 @@ def finetune(student, triplets, dev_pairs, run, args):
             if step == 0:
                 saved = load_encoder(run.folder, device=args.device)
                 check_saved(embed, student, saved, triplets[0])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step

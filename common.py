@@ -474,7 +474,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.name, self.pooling = str(name), pooling
         self.folder = resolve_model(name)
-        self.heads, self.normalize = nn.Sequential(), False
+        self.normalize = False
         self.prompt = ""
 
     def set_prompts(self, stated):
@@ -571,6 +571,7 @@ def load_transformer(encoder, folder, dropout, kind=transformers.AutoModel, clas
     if missing and is_plain:  # transformers has made up a pooler
         model.pooler = None
     encoder.model, encoder.tokenizer, encoder.width = model, tokenizer, config.hidden_size
+    encoder.heads = nn.Sequential()
     length = settings.get("max_seq_length") or tokenizer.model_max_length
     positions = getattr(config, "max_position_embeddings", None) or length
     embeddings = getattr(model.base_model, "embeddings", None)

@@ -224,6 +224,7 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
             if step == 0:  # before hours of training: can the student be read again?
                 saved = load_encoder(run.folder, device=args.device)
                 check_saved(embed, student, saved, first_views[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step

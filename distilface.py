@@ -133,6 +133,7 @@ def train(student, sentences, dev_pairs, run, args):
             if step == 0:  # before hours of training: can the student be read again?
                 saved = load_student(run.folder, args.pooling, device=args.device)
                 check_saved(embed, student, saved, sentences[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step

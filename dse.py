@@ -202,6 +202,7 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
             if step == 0:  # before hours of training: can the teacher be read again?
                 saved = load_cross_encoder(run.folder, args.task, args.max_length, args.device)
                 check_saved(pair_logits, teacher, saved, pairs[:20])
+                del saved  # frees memory
             if step == total:
                 return best, best_step, step
 
@@ -253,6 +254,7 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
             if step == 0:
                 saved = load_student(run.folder, args.device)
                 check_saved(embed, student, saved, [first for first, _ in pairs[:20]])
+                del saved  # frees memory
             if step == total:
                 return best, best_step, step
 

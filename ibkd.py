@@ -193,6 +193,7 @@ def distill(student, texts, targets, dev_score, run, args):
                 saved = load_encoder(run.folder, device=args.device)
                 saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
                 check_saved(embed, student, saved, texts[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step
@@ -253,6 +254,7 @@ def finetune(student, texts, examples, dev_score, run, args):
                 saved = load_encoder(run.folder, device=args.device)
                 saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
                 check_saved(embed, student, saved, texts[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total:
                 return best, best_step, step

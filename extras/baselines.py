@@ -268,6 +268,7 @@ def distill(
                 saved = load_encoder(run.folder, device=args.device)
                 saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
                 check_saved(embed, student, saved, first_views[:20])
+                del saved  # frees memory
             run.log(step, dev=dev)
             if step == total or step - best_step >= patience:
                 return best, best_step, step
