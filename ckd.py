@@ -325,12 +325,7 @@ def parse_args():
     add("--eval-steps", type=positive_int, default=125, help=f"steps between dev scores {shown}")
     add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add(
-        "--device",
-        choices=sorted({"cpu", device}),
-        default=device,
-        help=f"device to run on {shown}",
-    )
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
     text = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16"), help=text)
 

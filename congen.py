@@ -236,7 +236,9 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
         lr = args.lr * warmup_linear(step, total)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
+        reference = to_device(
+            targets[rows], args.device
+        )  # z_ref [N, D], from the disk if there are many
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:
             control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]
@@ -311,7 +313,7 @@ def parse_args():
     add("--eval-steps", type=positive_int, default=512, help=f"steps between dev scores {shown}")
     add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
     text = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16"), help=text)
     return parser.parse()

@@ -194,7 +194,7 @@ def parse_args():
     add("--eval-steps", type=positive_int, default=250, help=f"steps between dev scores {shown}")
     add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
     text = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=DTYPES, help=text)
     return parser.parse()

@@ -513,7 +513,7 @@ def parse_args():
     add("--eval-steps", type=positive_int, help="steps between dev scores (default: an epoch)")
     add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
     text = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16"), help=text)
 

@@ -162,7 +162,7 @@ def distill(student, texts, targets, dev_score, run, args):
 
     Eq. 8 prints -(L_nce - beta_1 HSIC), with eq. 3's L_nce, a bound to maximize. Section 3.1 ends
     with the opposite sign, a loss to minimize, which is info_nce(). targets [n, D_T]: T of n texts.
-    The teacher is not in this loop: it is frozen, and main() has computed its embeddings once.
+    The teacher is not in this loop: it is frozen, and its embeddings are computed beforehand.
     dev_score(encoder) -> the number that chooses the best student. Returns the best dev score, its
     step, and the last step.
     """
@@ -205,7 +205,9 @@ def distill(student, texts, targets, dev_score, run, args):
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
             x, s = embed_rows(embed_both, student, tokens, rows, args.device)  # [N, H], [N, D]
-        target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
+        target = to_device(
+            targets[rows], args.device
+        )  # T [N, D_T], from the disk if there are many
         contrast = info_nce(mapping(s), target, args.temperature)
         gram_x = gram_matrix(x, args.kernel, args.gamma)  # K_X [N, N]
         gram_s = gram_matrix(s, args.kernel, args.gamma)  # K_S [N, N]
@@ -337,7 +339,7 @@ def add_options(parser):
     add("--eval-steps", type=positive_int, default=500, help=f"steps between dev scores {shown}")
     add("--seed", type=in_range(int, 0), default=0, help=shown)
     add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
+    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
     text = "(default: bf16 on a GPU that has it, else fp32)"
     add("--precision", choices=("fp32", "bf16"), help=text)
 
