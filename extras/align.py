@@ -3,7 +3,8 @@
 A larger teacher from another model family has other dimensions, and more of them. This script adds
 one dense layer A to it, which is in no paper: principal components to the student's dimension, then
 the rotation to where the student's own embeddings of the same sentences are. The student must
-already embed sentences; a model from pre-training alone has nothing to rotate to.
+already embed sentences; a model from pre-training alone has nothing to rotate to. Fewer sentences
+than the teacher has dimensions are refused.
 
     sentence --> teacher --> t --> A = P Q --> L2 normalization, if the student ends in one
     A from 10,000 sentences: P by eq. 1 (principal components), Q by eq. 2 (Procrustes)
@@ -47,6 +48,11 @@ def rotation(source, target):
 
 def align(teacher, student, sentences):
     """Append A [D_T, D_S] to the teacher's heads, and normalize as the student does. In place."""
+    if len(sentences) < teacher.dimension:  # then T says nothing of some dimensions
+        found = (
+            f"{len(sentences)} sentences, fewer than the teacher's {teacher.dimension} dimensions"
+        )
+        raise UserError(f"--train: {found}; give as many, and better {SENTENCES}")
     teacher_vectors = encode(embed, teacher, sentences).astype(np.float64)  # T [n, D_T]
     student_vectors = encode(embed, student, sentences).astype(np.float64)  # S [n, D_S]
     components, kept = principal_components(teacher_vectors, student.dimension)

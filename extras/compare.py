@@ -55,9 +55,9 @@ def main():
     for name in args.models:
         encoder, embed = load(name, args.pooling, args.student_layers)
         rows[name] = translation_accuracy(embed, encoder.to(args.device), pairs)
-    print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def set_prompts(encoder, args):
     passage = encoder.prompts.get("passage", encoder.prompts.get("document", default))
     encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
     encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
-    encoder.prompt = ""  # these replace it
+    encoder.prompt = encoder.unused = ""  # these replace it
 
 
 def similarity_of(encoder, given=None):
@@ -238,29 +238,28 @@ def metrics(found, answers):
     return dict(zip(METRICS, means.tolist()))
 
 
-def encode_passages(embed, encoder, corpus, report):
-    """Yield the embeddings of CHUNK passages at a time [n, D]. report: note how many are cut."""
+def encode_passages(embed, encoder, corpus):
+    """Yield the embeddings of CHUNK passages at a time [n, D]. Notes how many are cut."""
     texts = (encoder.passage_prompt + text for _, text in corpus)
-    total = long = 0
+    total = cut = 0
     while part := list(islice(texts, CHUNK)):
-        tokens = Tokens(encoder, part)
+        tokens = Tokens(encoder, part, quiet=True)
         total += len(part)
-        long += np.sum(tokens.lengths >= encoder.max_length)
+        cut += tokens.cut
         yield encode(embed, encoder, tokens)
-    if report and long:
-        found = f"{long} of {total} passages have {encoder.max_length} tokens or more"
-        note(f"{encoder.name}: {found}; it reads no further")
+    if cut:
+        found = f"{cut} of {total} passages are longer"
+        note(f"{encoder.name}: it reads {encoder.max_length} tokens; {found}")
 
 
-def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000, report=False):
+def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
     """Encode, search, score -> metrics(); recall beyond rank `depth` is too low.
 
     encoders: of queries and of passages, after set_prompts(); queries, answers: what read_split()
-    returns; corpus: yields (name, text) of each passage; similarity: "cosine" or "dot"; report: see
-    encode_passages().
+    returns; corpus: yields (name, text) of each passage; similarity: "cosine" or "dot".
     """
     query_encoder, passage_encoder = encoders
-    chunks = encode_passages(embed, passage_encoder, corpus, report)
+    chunks = encode_passages(embed, passage_encoder, corpus)
     vectors = encode(embed, query_encoder, [query_encoder.query_prompt + text for text in queries])
     device = query_encoder.model.device
     return metrics(search(vectors, chunks, depth + 1, similarity, device), answers)
@@ -311,12 +310,12 @@ def main():
         corpus = read_texts(args.beir, "corpus.jsonl")
         similarity = similarity_of(encoder, args.similarity)
         data = (queries, answers, corpus, similarity)
-        scores = evaluate(embed, encoders, *data, report=True)
+        scores = evaluate(embed, encoders, *data)
         speed = passages_per_second(encoders[1], args.beir)
         rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
-    print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)
+    print(table(rows))
 
 
 if __name__ == "__main__":

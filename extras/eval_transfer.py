@@ -338,9 +338,9 @@ def main():
         encoder, embed = load(name, args.pooling)
         encoder.to(args.device)
         rows[name] = score_model(name, encoder, embed, tasks, args.folds, args.classifier)
-    print(table(rows))
     if args.json:
         write_json(Path(args.json), rows)
+    print(table(rows))
 
 
 if __name__ == "__main__":

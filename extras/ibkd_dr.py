@@ -11,8 +11,10 @@ extras.eval_retrieval scores students on the test queries.
       --teacher-similarity dot --student nreimers/MiniLM-L6-H384-uncased        the paper's setting
 """
 
+import numpy as np
+
 import ibkd
-from common import ArgumentParser, Run, in_range, run_main, run_settings
+from common import ArgumentParser, Run, in_range, note, run_main, run_settings
 from common import load_encoder, load_untrained_student, teacher_embeddings
 from extras import eval_retrieval
 from ibkd import embed
@@ -42,7 +44,12 @@ class Retrieval:
     def examples(self, teacher, targets):
         """targets [P + Q, D], of the teacher -> examples [n, 2 + K] for ibkd.finetune()."""
         how = (self.args.hard_negatives, self.similarity(teacher), self.args.device)
-        return eval_retrieval.training_rows(targets, self.answers, *how)
+        rows = eval_retrieval.training_rows(targets, self.answers, *how)
+        _, counts = np.unique(rows[:, 0], return_counts=True)
+        if several := counts[counts > 1].sum():
+            found = f"{several} of {len(rows)} training rows are of queries with several answers"
+            note(f"{found}; where a batch has two of a query, each is a negative of the other")
+        return rows
 
     def dev_score(self, encoder):
         """MRR@10 of the dev queries."""

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from conftest import DEMO, alter
 from processes import small_options
 
@@ -21,6 +22,19 @@ def npy(array):
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+def npz(array):
+    file = io.BytesIO()
+    np.savez(file, array)
+    return file.getvalue()
+
+
+class Code:
+    """What runs where it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("unpickled",)
 
 
 FILES = {
@@ -39,6 +53,8 @@ FILES = {
     "broken.tar": b"no tar",
     "json.txt": b'{"text": "a boy"}\n{"text": "a man"}\na boy\ta man\t4.5\n',
     "short.npy": npy(np.ones((2, 4), np.float32)),
+    "objects.npy": npy(np.array([{}, []], object)),
+    "archive.npz": npz(np.ones((2, 4), np.float32)),
     "nan.npy": npy(np.full((6400, 4), np.nan)),
     "zero.npy": npy(np.repeat(np.float32([[1], [0]]), 3200, axis=0)),
     "large.npy": npy(np.full((6400, 4), 1e300)),
@@ -59,10 +75,12 @@ MODELS = {  # what is changed in the folder "pooler", what the error must say
     "no-JSON": ("config.json", None, "config.json"),
     "no-weights": (WEIGHTS, None, "model.safetensors"),
 }
+ADVICE = ("trust_remote_code", "weights_only", "allow_pickle", "trust the")  # of libraries
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 POINTERS = {"pointer-weights": WEIGHTS, "pointer-words": "tokenizer.json"}
 OTHER_MODELS = {  # what is changed in the folder "bert"
     "decoder": ("config.json", dict(architectures=["Qwen3ForCausalLM"])),
+    "unknown-kind": ("config.json", dict(model_type="new", auto_map=dict(AutoConfig="new.Config"))),
     "no-marks": ("tokenizer.json", lambda content: content.update(post_processor=None)),
 }
 TRAIN = f"--train {DEMO}/sentences.txt"
@@ -88,8 +106,8 @@ TABLE = [
     ("distilface", f"{FACE} --student-layers 0,2", "avg_last4 needs 4 layers, and it has 2"),
     # files that are not there
     ("ckd", f"{CKD} --teacher no/such", "huggingface.co/no/such"),
-    ("ckd", f"{CKD} --train {{missing.txt}}", "missing.txt: no such file or folder"),
-    ("ckd", f"{CKD} --train missing.txt", "missing.txt: no such file or folder"),
+    ("ckd", f"{CKD} --train {{missing.txt}}", "missing.txt: No such file or directory"),
+    ("ckd", f"{CKD} --train missing.txt", "missing.txt: No such file or directory"),
     ("ckd", f"{CKD} --teacher {DEMO}/no", "no: no such file or folder"),
     ("ckd", f"{CKD} --train {{json.txt}}", "json.txt: 3 of 3 lines are JSON or have columns"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{empty.txt}}", "empty.txt: "),
@@ -114,11 +132,19 @@ TABLE = [
     ("extras.eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("extras.eval_retrieval", f"{{bert}} {BEIR} --split none", "none.tsv"),
     # files that Git LFS has not fetched
-    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt:1: it is a pointer of Git LFS"),
-    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt:1: it is a pointer of Git LFS"),
+    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt is a pointer of Git LFS"),
+    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt is a pointer of Git LFS"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{pointer.txt}}", "git lfs pull"),
     ("eval_sts", f"{{pointer-weights}} --pairs {DEMO}/dev.tsv", "model.safetensors is a pointer"),
     ("eval_sts", f"{{pointer-words}} --pairs {DEMO}/dev.tsv", "tokenizer.json is a pointer"),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{archive.npz}}", "magic string"),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{objects.npy}}", "Python objects"),
+    ("eval_sts", f"{{pickled}} --pairs {DEMO}/dev.tsv", "pickled: it has code of its own"),
+    (
+        "eval_sts",
+        f"{{unknown-kind}} --pairs {DEMO}/dev.tsv",
+        "unknown-kind: it has code of its own",
+    ),
     # lines of a file
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
     ("ckd", f"{CKD} --train {{latin.txt}}", "latin.txt:2: "),
@@ -160,6 +186,8 @@ def places(models_folder, tmp_path_factory):
         (shutil.copytree(models_folder / "bert", root / name) / part).write_text(POINTER)
     for name, (part, change) in OTHER_MODELS.items():
         alter(shutil.copytree(models_folder / "bert", root / name) / part, change)
+    (shutil.copytree(models_folder / "bert", root / "pickled") / WEIGHTS).unlink()
+    torch.save({WORDS: Code()}, root / "pickled" / "pytorch_model.bin")
     paths = (*root.iterdir(), *models_folder.iterdir(), root / "missing.txt")
     return {path.name: path for path in paths}
 
@@ -171,6 +199,7 @@ def test_one_line_and_status_2(script, words, fragment, fails, places, tmp_path)
     words = [re.sub("{(.*)}", lambda name: str(places[name[1]]), word) for word in words.split(" ")]
     line = fails(importlib.import_module(script), *run, *words)
     assert fragment in line, line
+    assert not any(words in line for words in ADVICE)
     assert not (out / "README.md").exists()
 
 

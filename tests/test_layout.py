@@ -48,7 +48,7 @@ class Tokenizer:
         return self
 
 class Letters(torch.nn.Module):  # an encoder that embeds a text as the counts of its letters
-    name, prompt, max_length, tokenizer = "letters", "", 100, Tokenizer()
+    name, prompt, unused, max_length, tokenizer = "letters", "", "", 100, Tokenizer()
     def __init__(self):
         super().__init__()
         self.table = torch.nn.Embedding.from_pretrained(torch.eye(128))
@@ -68,7 +68,7 @@ def test_the_part_above_the_ruler_scores_without_transformers(tmp_path):
     source = (ROOT / "common.py").read_text("utf-8")
     upper, _, lower = source.partition("\n# ====")
     assert "def spearman" in upper and "def load_encoder" in lower
-    assert upper.count("\n") < 360
+    assert upper.count("\n") < 366
     (tmp_path / "upper.py").write_text(upper, "utf-8")
     (tmp_path / "score.py").write_text(SCORE, "utf-8")
     command = [sys.executable, "score.py", DEMO / "dev.tsv"]
@@ -86,7 +86,7 @@ def test_the_part_above_the_ruler_scores_without_transformers(tmp_path):
 def test_the_shared_file_and_what_a_script_takes_from_it_stop_growing():
     """CONTRIBUTING.md: what is outside the common cases is refused or checked, not supported."""
     source = (ROOT / "common.py").read_text("utf-8")
-    assert len(re.findall(r"^(?:def|class) ", source, re.M)) <= 53
+    assert len(re.findall(r"^(?:def|class) ", source, re.M)) <= 51
     for script in SCRIPTS:
         text = (ROOT / f"{script}.py").read_text("utf-8")
         lines = re.findall(r"^from common import (.*)$", text, re.M)

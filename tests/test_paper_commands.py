@@ -16,6 +16,7 @@ import string
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -89,7 +90,12 @@ def reader(models_folder, translators, senteval, files, wordnet, tmp_path, monke
         return models_folder / [*kinds, "bert"][0]
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(common, "check_hub_name", lambda *_: None)  # for runs/NAME
+    resolve = common.resolve_model
+
+    def resolve_model(name):  # also runs/NAME, which another command would have written
+        return resolve(name) if Path(name).exists() else snapshot(str(name))
+
+    monkeypatch.setattr(common, "resolve_model", resolve_model)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *at, **_: root / at[0] / at[1])
     tiny = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     monkeypatch.setattr(benchmark, "BERT_LARGE", tiny)

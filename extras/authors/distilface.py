@@ -61,6 +61,7 @@ class Masks:
 
     def __init__(self):
         self.step = 0
+        self.begin_part(slice(None))  # for the pass in which distilface.py looks for dropout
 
     def begin_part(self, rows):
         self.rows, self.layer = rows, 0

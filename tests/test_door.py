@@ -1,0 +1,210 @@
+"""What people have: said in one line, obeyed, or written as its neighbours are."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import transformers
+from conftest import DEMO, ROOT, alter, demo_sentences
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import common
+import distilface
+import eval_sts
+from extras import align, eval_retrieval, ibkd_dr, trim
+
+PAIRS = ("--pairs", DEMO / "dev.tsv")
+LONG = " ".join(demo_sentences(40))
+QWEN = dict(vocab_size=2000, hidden_size=32, num_hidden_layers=4, num_attention_heads=4)
+QWEN |= dict(num_key_value_heads=2, head_dim=8, intermediate_size=64, attention_dropout=0.1)
+
+
+@pytest.fixture
+def qwen(models_folder, tmp_path):
+    """A small decoder whose only dropout is that of attention."""
+    folder = tmp_path / "qwen"
+    transformers.Qwen3Model(transformers.Qwen3Config(**QWEN)).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(models_folder / "bert").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def fixed(models_folder, tmp_path):
+    """all-MiniLM-L6-v2's kind of folder: its tokenizer.json cuts and pads to a fixed length."""
+    folder = common.load_encoder(models_folder / "mean")
+    common.save_encoder(folder, tmp_path / "fixed")
+    truncation = dict(direction="Right", max_length=16, strategy="LongestFirst", stride=0)
+    padding = dict(strategy=dict(Fixed=16), direction="Right", pad_to_multiple_of=None)
+    padding |= dict(pad_id=0, pad_type_id=0, pad_token="[PAD]")
+    change = dict(truncation=truncation, padding=padding)
+    alter(tmp_path / "fixed" / "tokenizer.json", change)
+    alter(tmp_path / "fixed" / "sentence_bert_config.json", dict(max_seq_length=24))
+    return tmp_path / "fixed"
+
+
+def trimmed(folder, out, call_main):
+    words = ("--train", DEMO / "sentences.txt", "--tokens", 286, "--output", out)
+    call_main(trim, folder, *words)
+
+
+def aligned(folder, out, call_main):
+    train = ("--train", DEMO / "sentences.txt")
+    call_main(align, "--teacher", folder, "--student", folder, *train, "--output", out)
+
+
+def saved(folder, out, call_main):
+    common.save_encoder(common.load_encoder(folder), out)
+
+
+@pytest.mark.parametrize("write", [saved, trimmed, aligned])
+def test_all_programs_read_one_length(fixed, tmp_path, call_main, write):
+    """tokenizers alone, transformers, sentence-transformers, and these scripts."""
+    out = tmp_path / "out"
+    write(fixed, out, call_main)
+    bare = Tokenizer.from_file(str(out / "tokenizer.json"))
+    lengths = {len(bare.encode(LONG).ids)}
+    assert len(bare.encode("a boy").ids) < 16  # no padding
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    lengths.add(len(tokenizer(LONG, truncation=True).input_ids))
+    lengths.add(common.read_json(out / "sentence_bert_config.json", {})["max_seq_length"])
+    lengths.add(common.load_encoder(out).max_length)
+    assert lengths == {24}
+
+
+def test_no_limit_is_a_number_that_every_program_can_read(models_folder, tmp_path):
+    """transformers writes 10**30 into tokenizer_config.json, also of models without positions."""
+    encoder = common.load_encoder(models_folder / "bert")
+    encoder.max_length = 2**31 - 1
+    common.save_encoder(encoder, tmp_path / "out")
+    assert len(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(LONG).ids) > 200
+
+
+def test_prompts_that_are_not_used_are_said_once(fixed, call_main, monkeypatch):
+    said = []
+    monkeypatch.setattr(common, "note", said.append)
+    change = dict(prompts=dict(query="q: ", passage="p: ", other=""))
+    alter(fixed / "config_sentence_transformers.json", change)
+    call_main(eval_sts, fixed, *PAIRS)
+    assert said[0] == f"{fixed}: none of its prompts (query, passage) is put before a text"
+    del said[:]
+    call_main(eval_retrieval, fixed, "--beir", DEMO / "beir")  # puts them there
+    alter(fixed / "config_sentence_transformers.json", dict(default_prompt_name="query"))
+    call_main(eval_sts, fixed, *PAIRS)
+    assert not [line for line in said if "its prompts" in line]
+
+
+@pytest.mark.parametrize("key", ["add_bos_token", "add_eos_token"])
+def test_a_stated_token_that_the_tokenizer_does_not_add_is_refused(qwen, fails, key):
+    alter(qwen / "tokenizer_config.json", {key: True})
+    call = (eval_sts, qwen, *PAIRS, "--pooling", "lasttoken")
+    common.load_encoder(qwen, "lasttoken")  # its tokenizer adds [CLS] and [SEP]
+    alter(qwen / "tokenizer.json", dict(post_processor=None))
+    assert f"tokenizer_config.json has {key}" in fails(*call)
+
+
+def test_distilface_finds_dropout_of_attention_alone(qwen, call_main, fails, tmp_path):
+    train = ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv", "--max-steps", 1)
+    call_main(distilface, "--student", qwen, *train, "--output", tmp_path / "out")
+    words = ("--student", qwen, *train, "--dropout", 0, "--output", tmp_path / "other")
+    assert "without dropout, both views are equal; see --dropout" in fails(distilface, *words)
+
+
+def test_repeated_sentences_are_counted(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(common, "note", said.append)
+    (tmp_path / "train.txt").write_text("a boy\na girl\na boy\na boy\n")
+    assert len(common.read_sentences(tmp_path / "train.txt")) == 4
+    assert "train.txt: 2 sentences are repeats" in said[0]
+
+
+def test_ibkd_dr_says_where_answers_may_be_negatives(models_folder, tmp_path, monkeypatch):
+    """Of rows (0, 1), (0, 2), (3, 1), two are of query 0."""
+    said = []
+    monkeypatch.setattr(ibkd_dr, "note", said.append)
+    rows = [[0, 1, 9], [0, 2, 9], [3, 1, 9]]
+    monkeypatch.setattr(eval_retrieval, "training_rows", lambda *_: ibkd_dr.np.array(rows))
+    task = object.__new__(ibkd_dr.Retrieval)
+    task.args = type("Args", (), dict(hard_negatives=1, device="cpu"))
+    task.answers, task.similarity = None, lambda encoder: "cosine"
+    task.examples(None, None)
+    assert "2 of 3 training rows are of queries with several answers" in said[0]
+
+
+def test_align_refuses_fewer_sentences_than_dimensions(models_folder, fails, tmp_path):
+    (tmp_path / "train.txt").write_text("\n".join(demo_sentences(20)))
+    models = ("--teacher", models_folder / "wide", "--student", models_folder / "mean")
+    words = (*models, "--train", tmp_path / "train.txt", "--output", tmp_path / "out")
+    assert "20 sentences, fewer than the teacher's 48 dimensions" in fails(align, *words)
+
+
+def test_an_error_of_the_tokenizer_is_one_line(models_folder, tmp_path, fails):
+    """A tokenizer of words without a token for unknown ones."""
+    folder = tmp_path / "words"
+    common.save_encoder(common.load_encoder(models_folder / "bert"), folder)
+    known = {word: i for i, word in enumerate("abcdefgh")}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert f"{folder}: WordLevel error: Missing [UNK]" in fails(eval_sts, folder, *PAIRS)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        common.torch.OutOfMemoryError("CUDA out of memory."),
+        MemoryError("Unable to allocate 9 GiB for an array"),
+    ],
+    ids=["torch", "CUDA", "numpy"],
+)
+def test_a_lack_of_memory_is_one_line(error, fails, monkeypatch):
+    def load(*_):
+        with common.one_line_errors("x", "this advice would be wrong"):
+            raise error
+
+    monkeypatch.setattr(eval_sts, "load_encoder", load)
+    line = fails(eval_sts, DEMO, *PAIRS)
+    assert "out of memory" in line and "smaller batch" in line and "wrong" not in line
+
+
+def test_a_fault_of_the_project_keeps_its_traceback(fails, monkeypatch):
+    monkeypatch.setattr(eval_sts, "load_encoder", lambda *_: [][0])
+    with pytest.raises(IndexError):
+        fails(eval_sts, DEMO, *PAIRS)
+
+
+def run(words, **environment):
+    environment = {key: value for key, value in (os.environ | environment).items() if value}
+    options = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(models_folder, tmp_path):
+    folder = tmp_path / "modèle"
+    common.save_encoder(common.load_encoder(models_folder / "mean"), folder)
+    done = run(["eval_sts.py", folder, *PAIRS], PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "mod\\xe8le" in done.stdout
+
+
+def test_help_needs_no_home(tmp_path):
+    """A user without a name and without HOME, as in a container."""
+    code = (
+        "import os, runpy, sys; os.path.expanduser = lambda path: path; sys.argv[1:] = ['--help']"
+    )
+    done = run(["-c", f"{code}; runpy.run_path('ckd.py', run_name='__main__')"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(models_folder, fails, tmp_path):
+    (tmp_path / "file").write_text("")
+    common_cache = tmp_path / "file" / "cache"
+    script = importlib.import_module("ckd")
+    words = ("--teacher", models_folder / "mean", "--student-layers", 1)
+    words += ("--train", DEMO / "sentences.txt", "--dev", DEMO / "dev.tsv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "CACHE", common_cache)
+        line = fails(script, *words, "--output", tmp_path / "out")
+    assert "Not a directory" in line and "XDG_CACHE_HOME" in line
