@@ -48,7 +48,7 @@ def one_line_errors(place, advice):
 
 
 def is_lack_of_memory(error):
-    texts = "out of memory|allocate memory|bad_alloc"  # of torch, on a GPU and a CPU
+    texts = "out of memory|allocate memory|bad_alloc|create a primitive|start new thread"
     return isinstance(error, MemoryError) or re.search(texts, str(error))
 
 
@@ -264,10 +264,11 @@ def table(rows):
 
 
 def refuse_pointer(path):
-    """Raise ValueError for a file that Git LFS has not fetched."""
+    """Raise ValueError for what stands in a file's place: a pointer of Git LFS, or a web page."""
     with open(path, "rb") as file:
-        if file.read(24) == b"version https://git-lfs.":
-            raise ValueError(f"{Path(path).name} is a pointer of Git LFS; run git lfs pull")
+        if re.match(rb"version https://git-lfs|<!doctype|<html", file.read(30).lower()):
+            found = "is a pointer of Git LFS (run git lfs pull), or a web page (download the file)"
+            raise ValueError(f"{Path(path).name} {found}")
 
 
 def read_rows(path, parse, form):
@@ -587,15 +588,12 @@ def refuse_other_kinds(folder):
 
 
 def try_model(encoder):
-    """Raise UserError for a model that cannot be used, or whose vectors depend on padding.
-
-    Two texts are embedded together, so that the shorter is padded, and the shorter alone.
-    """
+    """Raise UserError for a model that cannot be used, or whose vectors depend on padding."""
     rows = encoder.model.get_input_embeddings().num_embeddings
     token, number = max(encoder.tokenizer.get_vocab().items(), key=lambda item: item[1])
     if number >= rows:
         raise UserError(f"{encoder.name}: its weights have no row for its token {token!r}")
-    tokens = Tokens(encoder, ["a", "b c d e f g h"])
+    tokens = Tokens(encoder, ["a", "b c d e f g h"])  # the first is padded, and stands alone
     special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
     stated = json.loads(encoder.files.get("tokenizer_config.json", "{}"))
     for key, place in dict(add_bos_token=0, add_eos_token=-1).items():

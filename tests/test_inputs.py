@@ -58,6 +58,7 @@ FILES = {
     "nan.npy": npy(np.full((6400, 4), np.nan)),
     "zero.npy": npy(np.repeat(np.float32([[1], [0]]), 3200, axis=0)),
     "large.npy": npy(np.full((6400, 4), 1e300)),
+    "page.txt": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>\n",
     "quote.csv": b'sent0,sent1,hard_neg\na,b,c\n"a,b,c\nd,e,f\n',
     "space.txt": "a boy\n\u200b\n".encode(),
 }
@@ -144,6 +145,11 @@ TABLE = [
         "eval_sts",
         f"{{unknown-kind}} --pairs {DEMO}/dev.tsv",
         "unknown-kind: it has code of its own",
+    ),
+    (
+        "ckd",
+        f"{CKD} --train {{page.txt}}",
+        "page.txt is a pointer of Git LFS (run git lfs pull), or a",
     ),
     # lines of a file
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
