@@ -101,6 +101,10 @@ options sts <<END  # one epoch
 --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 105 --group-by-length
 END
+options small <<END  # cut from all-MiniLM-L6-v2, and trained by its embeddings
+--objective kd --teacher $T --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
+--max-length 64 --eval-steps 391 --group-by-length
+END
 options own <<END  # three layers of all-MiniLM-L6-v2 from itself
 --teacher $T --student-layers 1,3,5 --train $FIRST20K
 --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
@@ -184,6 +188,51 @@ python results/unseen.py lines $DATA/retrieval/qnli $DATA/unlabeled.txt runs/qnl
 python results/unseen.py lines $DATA/german/xquad-de runs/prompted-50k.txt runs/xquad-de 'passage: '
 head -n 150 $STSB_DEV > runs/short-dev.tsv
 head -n 150 runs/prompted-dev.tsv > runs/short-prompted-dev.tsv
+
+## size
+# three: seeds 0, 1, 2
+python ckd.py @runs/small.txt --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
+    --output runs/three-$SEED
+# two: seeds 0, 1, 2
+python ckd.py @runs/small.txt --student-layers 0,5 --train $FIRST50K --seed $SEED \
+    --output runs/two-$SEED
+# one: seeds 0, 1, 2
+python ckd.py @runs/small.txt --student-layers 5 --train $FIRST50K --seed $SEED \
+    --output runs/one-$SEED
+# score-six
+python results/scores.py $T --data $DATA --sets sts qnli --json runs/score-six.json
+# score-three: seeds 0, 1, 2
+python results/scores.py runs/three-$SEED --data $DATA --sets sts qnli --document-model $T \
+    --json runs/score-three-$SEED.json
+# score-two: seeds 0, 1, 2
+python results/scores.py runs/two-$SEED --data $DATA --sets sts qnli --document-model $T \
+    --json runs/score-two-$SEED.json
+# score-one: seeds 0, 1, 2
+python results/scores.py runs/one-$SEED --data $DATA --sets sts qnli --document-model $T \
+    --json runs/score-one-$SEED.json
+# files-six
+python -m extras.quantize $T --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
+    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits' --output runs/six
+# files-three
+python -m extras.quantize runs/three-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
+    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
+# files-two
+python -m extras.quantize runs/two-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
+    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
+# files-one
+python -m extras.quantize runs/one-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
+    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
+# score-six-q4
+python results/scores.py $T --data $DATA --sets sts qnli --files q4 --json runs/score-six-q4.json
+# score-one-q4: seeds 0, 1, 2
+python results/scores.py runs/one-$SEED --data $DATA --sets sts qnli --files q4 \
+    --document-model $T --json runs/score-one-q4-$SEED.json
+# score-two-q4: seeds 0, 1, 2
+python results/scores.py runs/two-$SEED --data $DATA --sets sts qnli --files q4 \
+    --document-model $T --json runs/score-two-q4-$SEED.json
+# score-three-q4: seeds 0, 1, 2
+python results/scores.py runs/three-$SEED --data $DATA --sets sts qnli --files q4 \
+    --document-model $T --json runs/score-three-q4-$SEED.json
 
 ## own-teacher
 # KD: seeds 0, 1, 2

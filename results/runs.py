@@ -4,9 +4,10 @@
   python results/runs.py --data FOLDER --only KD-0 KD-1    some of them
 
 FOLDER is written by data_sets.py. A run has its folder in runs/, and its line in
-results/data/PAGE.jsonl: name, command, commit, seed, machine, peak memory in MB, the table of
-scores that it has printed, and for training the sentences per second, without scoring. A run that
-has a line is not run again. Speeds count only if nothing else runs on the machine. Linux only.
+results/data/PAGE.jsonl: name, command, commit, seed, machine, seconds, peak memory in MB, its
+scores, and for training the sentences per second, without scoring. The commit is the last one that
+has changed any code that a run depends on. A run that has a line is not run again; one that was
+broken off goes on. Speeds count only if nothing else runs on the machine. Linux only.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import string
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -31,6 +33,7 @@ PREPARATION, *PAGES = (HERE / "commands.sh").read_text("utf-8").split("\n## ")
 VARIABLE = re.compile(r"^(\w+)=(?:\$\{\w+:-)?([^\s}]+)", re.M)  # T=name or T=${T:-name}
 COMMAND = re.compile(r"^# (\S+?)(?:: seeds (.+))?\n(python (?:.*\\\n)*.*)$", re.M)
 OPTIONS = re.compile(r"^options (\S+) <<END.*\n((?:.*\n)+?)END$", re.M)
+CODE = ["--", ":(glob)*.py", "extras", "results/scores.py", "results/unseen.py"]
 SHARED = {
     f"@runs/{name}.txt": " ".join(text.split()) for name, text in OPTIONS.findall(PREPARATION)
 }
@@ -70,6 +73,15 @@ def prepare(data):
     subprocess.run(["bash", "-e", "-c", PREPARATION], env=environment, check=True)
 
 
+def commit_of_code():
+    """The last commit that has changed CODE, none of which may differ from it."""
+    git = ["git", "-C", str(HERE.parent)]
+    changed = subprocess.check_output([*git, "status", "--porcelain", *CODE], text=True)
+    if changed:
+        sys.exit(f"commit these files first:\n{changed}")
+    return subprocess.check_output([*git, "log", "-1", "--format=%h", *CODE], text=True).strip()
+
+
 def scores_of(run):
     """The final table of a run that trains -> {row: {column: score}}."""
     return json.loads((run / "scores.json").read_text("utf-8"))
@@ -100,15 +112,22 @@ def training_speed(run):
 
 def execute(run, words):
     """Run it, or continue it -> what its line states of the outcome, or None if it has failed."""
+    begin = time.perf_counter()
     with tempfile.TemporaryFile("w+") as printed:
         child = subprocess.Popen(words, stdout=printed)
         _, status, usage = os.wait4(child.pid, 0)
         printed.seek(0)
         text = printed.read()
     print(text)
+    spent = Path("runs", f"{run}.seconds")  # of a run that was broken off
+    seconds = time.perf_counter() - begin + float(spent.read_text() if spent.exists() else 0)
+    spent.write_text(str(seconds))
     if status != 0:
         return None
-    outcome = dict(peak_memory_MB=usage.ru_maxrss // 1000)
+    outcome = dict(seconds=round(seconds), peak_memory_MB=usage.ru_maxrss // 1000)
+    if "--json" in words:
+        file = Path(words[words.index("--json") + 1])
+        return outcome | dict(scores=json.loads(file.read_text("utf-8")))
     if "--seed" not in words:  # it does not train
         return outcome | dict(scores=tables(with_public_names(text)))
     folder = Path("runs") / run
@@ -122,8 +141,9 @@ def main():
     parser.add_argument("--only", nargs="+", metavar="RUN", help="names of runs")
     args = parser.parse_args()
     prepare(args.data)
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    commit = commit_of_code()
     DATA.mkdir(exist_ok=True)
+    os.environ.setdefault("XDG_CACHE_HOME", str(Path("runs", "cache").absolute()))
     for page, run, seed, command in all_runs():
         path = DATA / f"{page}.jsonl"
         done = path.read_text("utf-8") if path.exists() else ""
@@ -134,6 +154,7 @@ def main():
         if outcome is None:
             print(f"{run}: failed", file=sys.stderr)
             continue
+        print(f"{run}: {outcome['seconds']} seconds", flush=True)
         line = dict(run=run, command=command, commit=commit, seed=seed, machine=machine())
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line | outcome) + "\n")

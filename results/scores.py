@@ -1,0 +1,159 @@
+"""Score a model on STS and search in one process: in fp32, and as an ONNX file in 4 bits.
+
+  python results/scores.py runs/three-0 --data FOLDER --sets sts qnli --files fp32 q4
+      --document-model sentence-transformers/all-MiniLM-L6-v2 --json runs/score-three-0.json
+
+FOLDER is written by data_sets.py. Columns: megabytes of the weights; the seven test sets of STS and
+their average (Spearman x 100), and the average without pairs that overlap with what chooses or
+trains a student; nDCG@10 x 100 on SciFact, MRR@10 x 100 on QNLI, each with the model's own index
+and with that of --document-model in fp32, which a student of the same dimensions can search.
+"""
+
+import re
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from types import SimpleNamespace
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import (
+    ArgumentParser,
+    Tokens,
+    encode,
+    run_main,
+    similar_lengths,
+    spearman,
+    table,
+    write_json,
+)
+from eval_sts import load, read_sts
+from extras.eval_retrieval import metrics, read_split, read_texts, search, set_prompts
+from extras.quantize import onnx_model, write_onnx
+
+GROUP = 64  # weights of a 4-bit file with a common scale
+CORPORA = dict(scifact=("SciFact", "nDCG@10"), qnli=("QNLI", "MRR@10"))
+NO_PROMPTS = SimpleNamespace(query_prompt=None, passage_prompt=None)  # take the folder's
+
+
+def plain(text):
+    """A text in lower case without punctuation: what counts as the same sentence."""
+    return " ".join(re.sub(r"[\W_]+", " ", text.lower()).split())
+
+
+def without_overlap(data):
+    """-> {test set: its pairs without those in STS-B dev, or with a general sentence}."""
+    senteval = Path(data, "senteval")
+    dev = {frozenset((plain(a), plain(b))) for a, b, _ in read_sts(senteval, "dev")["dev"]}
+    lines = Path(data, "unlabeled.txt").read_text("utf-8").splitlines()
+    general = {plain(line) for line in lines}
+    kept = {}
+    for name, pairs in read_sts(senteval).items():
+        texts = [(plain(a), plain(b)) for a, b, _ in pairs]
+        kept[name] = [
+            pair
+            for pair, both in zip(pairs, texts)
+            if frozenset(both) not in dev and not general.intersection(both)
+        ]
+    return kept
+
+
+def encode_by_file(run, embed, encoder, texts):
+    """What encode() returns, by the ONNX file that run() runs."""
+    tokens = Tokens(encoder, texts)
+    parts = similar_lengths(tokens.lengths, "cpu", encoder.width)
+    vectors = np.concatenate([run(*tokens.batch(part)) for part in parts])
+    return vectors[np.argsort(np.concatenate(parts))]
+
+
+def sts_scores(embed, encoder, vectors_of, data):
+    sets = read_sts(Path(data, "senteval"))
+    texts = sorted({text for pairs in sets.values() for pair in pairs for text in pair[:2]})
+    vector = dict(zip(texts, vectors_of(embed, encoder, texts)))
+
+    def known(embed, encoder, texts):
+        return np.stack([vector[text] for text in texts])
+
+    row = {name: spearman(embed, encoder, pairs, known) for name, pairs in sets.items()}
+    rest = [spearman(embed, encoder, pairs, known) for pairs in without_overlap(data).values()]
+    return row | {"avg": mean(row.values()), "avg without overlap": mean(rest)}
+
+
+def index_of(embed, encoder, vectors_of, beir):
+    set_prompts(encoder, NO_PROMPTS)
+    passages = [encoder.passage_prompt + text for _, text in read_texts(beir, "corpus.jsonl")]
+    return vectors_of(embed, encoder, passages)
+
+
+def search_scores(embed, encoder, vectors_of, beir, indexes):
+    """indexes {name: vectors [P, D]} -> {name: metrics()} of the queries of the test split."""
+    queries, answers = read_split(beir, "test")
+    set_prompts(encoder, NO_PROMPTS)
+    vectors = vectors_of(embed, encoder, [encoder.query_prompt + text for text in queries])
+    found = {}
+    for name, passages in indexes.items():
+        found[name] = metrics(search(vectors, [passages], 11, "cosine", "cpu"), answers)
+    return found
+
+
+def teachers_index(name, beir):
+    """Vectors of --document-model, kept in runs/ for other models."""
+    kept = Path("runs", f"index-{Path(name).name}-{Path(beir).name}.npy")
+    if not kept.exists():
+        encoder, embed = load(name)
+        np.save(kept, index_of(embed, encoder, encode, beir))
+    return np.load(kept)
+
+
+def score(args, embed, encoder, vectors_of):
+    """-> a row of the table."""
+    row = {}
+    for name in args.sets:
+        if name == "sts":
+            row |= sts_scores(embed, encoder, vectors_of, args.data)
+            continue
+        beir = Path(args.data, "retrieval", name)
+        title, key = CORPORA[name]
+        indexes = {title: index_of(embed, encoder, vectors_of, beir)}
+        if args.document_model:
+            indexes[f"{title}, teacher's index"] = teachers_index(args.document_model, beir)
+        found = search_scores(embed, encoder, vectors_of, beir, indexes)
+        row |= {column: scores[key] for column, scores in found.items()}
+    return row
+
+
+def parse_args():
+    parser = ArgumentParser(__doc__)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="folder or Hub name")
+    add("--data", required=True, help="folder of the data")
+    add("--sets", nargs="+", choices=("sts", *CORPORA), required=True)
+    add("--files", nargs="+", choices=("fp32", "q4"), default=["fp32"])
+    add("--document-model", help="whose index is searched, too")
+    add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    encoder, embed = load(args.model)
+    rows = {}
+    if "fp32" in args.files:
+        size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
+        rows["fp32"] = {"MB": size} | score(args, embed, encoder, encode)
+    if "q4" in args.files:
+        with tempfile.TemporaryDirectory() as folder:
+            encoder, embed, files = write_onnx(args.model, folder, GROUP)
+            run = onnx_model(files["q4"])
+            row = score(args, embed, encoder, partial(encode_by_file, run))
+            rows["4 bits"] = {"MB": files["q4"].stat().st_size / 1e6} | row
+    if args.json:
+        write_json(Path(args.json), rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    run_main(main)
