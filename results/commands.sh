@@ -103,7 +103,7 @@ options sts <<END  # one epoch
 END
 options small <<END  # cut from all-MiniLM-L6-v2, and trained by its embeddings
 --objective kd --teacher $T --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
---max-length 64 --eval-steps 391 --group-by-length
+--max-length 64 --eval-steps 391 --group-by-length --precision bf16
 END
 options own <<END  # three layers of all-MiniLM-L6-v2 from itself
 --teacher $T --student-layers 1,3,5 --train $FIRST20K
