@@ -40,8 +40,8 @@ NO_PROMPTS = SimpleNamespace(query_prompt=None, passage_prompt=None)  # take the
 
 
 def plain(text):
-    """A text in lower case without punctuation: what counts as the same sentence."""
-    return " ".join(re.sub(r"[\W_]+", " ", text.lower()).split())
+    """The letters and digits of a text, in lower case: what counts as the same sentence."""
+    return re.sub(r"[\W_]+", "", text.lower())
 
 
 def without_overlap(data):
