@@ -1,10 +1,9 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
 To audit a score, read the script's embed(), which pools, and this file down to the ruler (a line
-of "="). That part needs torch, numpy and scipy (and tqdm) alone, and can be copied into other
-projects. Below it: teacher embeddings; model folders, where load_encoder() decides on pooling,
-prompt and maximum length; the Hugging Face Hub; the folder of a run; the command line. Invalid
-input raises UserError, whose message is one line: what is wrong, where, and what to do.
+of "="), which needs torch, numpy, scipy and tqdm alone, and can be copied. Below it: teacher
+embeddings; model folders, where load_encoder() decides on pooling, prompt and maximum length; the
+Hugging Face Hub; the folder of a run; the command line. Invalid input raises UserError.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
 
 
 class UserError(Exception):
-    """Invalid input, a folder in the way, or training that fails, described in one line."""
+    """Invalid input, or training that fails: what is wrong, where, and what to do, in one line."""
 
 
 @contextlib.contextmanager
@@ -84,8 +83,8 @@ class Tokens:
             with one_line_errors(encoder.name, "its tokenizer cannot read all of the texts"):
                 batch = encoder.tokenizer(list(part), truncation=True, max_length=limit)
             rows += [np.array(row, np.int32) for row in batch.input_ids]
-            encodings = getattr(batch, "encodings", None) or []  # slow tokenizers have none
-            self.cut += sum(len(row) == limit and bool(row.overflowing) for row in encodings)
+            longer = [bool(row.overflowing) for row in getattr(batch, "encodings", None) or ()]
+            self.cut += sum(longer or [len(row) == limit for row in batch.input_ids])
         if self.cut and not quiet:
             found = f"it reads {limit} tokens; {self.cut} of {len(texts)} texts are longer"
             note(f"{encoder.name}: {found}")
@@ -175,10 +174,8 @@ def similar_lengths(lengths, device, width):
         size = i - start
         is_full = (size + 1) * longest > PART_TOKENS[kind]
         is_shorter = lengths[order[i]] < 0.7 * longest
-        if kind == "cpu":
-            is_worth_a_pass = size >= PART_TEXTS
-        else:
-            is_worth_a_pass = size * longest * width**2 >= PASS_WORK
+        work = size * longest * width**2
+        is_worth_a_pass = size >= PART_TEXTS if kind == "cpu" else work >= PASS_WORK
         if is_full or (is_shorter and is_worth_a_pass):
             parts.append(order[start:i])
             start = i
@@ -266,9 +263,9 @@ def table(rows):
 def refuse_pointer(path):
     """Raise ValueError for what stands in a file's place: a pointer of Git LFS, or a web page."""
     with open(path, "rb") as file:
-        if re.match(rb"version https://git-lfs|<!doctype|<html", file.read(30).lower()):
-            found = "is a pointer of Git LFS (run git lfs pull), or a web page (download the file)"
-            raise ValueError(f"{Path(path).name} {found}")
+        start = file.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        if re.match(rb"version https://git-lfs|<(!doctype|!--|html|\?xml)", start):
+            raise ValueError(f"{Path(path).name} is a Git LFS pointer (git lfs pull) or a web page")
 
 
 def read_rows(path, parse, form):
@@ -338,6 +335,8 @@ def read_triplets(path):
         raise UserError(f"{path}:{start}: {error}; {form}") from error
     if rows[:1] != [["sent0", "sent1", "hard_neg"]] or len(rows) == 1:
         raise UserError(f"{path}:1: the header is missing, or there is nothing else; {form}")
+    if repeated := 2 * len(rows) - sum(len({row[column] for row in rows}) for column in (0, 1)):
+        note(f"{path}: {repeated} anchors and positives are repeats, and negatives in a batch")
     return rows[1:]
 
 
@@ -377,7 +376,7 @@ import time
 
 import huggingface_hub
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 CACHE = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -420,6 +419,8 @@ def read_embeddings(path, count):
         if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
             found = f"{embeddings.dtype} {list(embeddings.shape)}"
             raise ValueError(f"it has {found}, and --train has {count} texts")
+        if not np.ptp(embeddings[:1000], axis=0).any():
+            raise ValueError("its rows are all equal")
         for numbers in chunks(np.arange(count), CHUNK):
             part = embeddings[numbers].astype(np.float32)
             valid = np.isfinite(part).all(axis=1) & part.any(axis=1)
@@ -471,8 +472,7 @@ class Encoder(nn.Module):
         self.normalize = False
         self.prompt = self.unused = ""
 
-    def set_prompts(self, stated):
-        """stated: the content of config_sentence_transformers.json."""
+    def set_prompts(self, stated):  # the content of config_sentence_transformers.json
         self.prompts = {key: text or "" for key, text in (stated.get("prompts") or {}).items()}
         default = stated.get("default_prompt_name")
         self.prompt = self.prompts[default] if default else ""
@@ -502,8 +502,13 @@ def load_encoder(
         load_transformer(encoder, folder / modules[0]["path"], dropout)
         if not pooling:
             read_modules(encoder, folder, modules, default)
-        if encoder.pooling == "pooler":
-            use_pooler(encoder, is_required=pooling == "pooler")
+        if encoder.pooling == "pooler":  # a dense head on [CLS]; without one, [CLS] alone remains
+            encoder.pooling = "cls"
+            if head := getattr(encoder.model, "pooler", None):
+                encoder.heads.append(nn.Sequential(head.dense, nn.Tanh()))
+                encoder.model.pooler = None
+            elif pooling == "pooler":
+                raise ValueError("it has no pooler")
         if layers:
             keep_layers(encoder.model, layers)
         try_model(encoder)
@@ -562,8 +567,9 @@ def load_transformer(encoder, folder, dropout, kind=transformers.AutoModel, clas
     inside = "" if is_plain else f"{model.base_model_prefix}."  # not of the output layer
     missing = [key for key in report["missing_keys"] if key.startswith(inside)]
     lacking = [key for key in missing if "pooler." not in key]
+    lacking += [key for key in report["unexpected_keys"] if re.search(r"layers?\.\d+\.", key)]
     if lacking:
-        raise ValueError(f"its weights lack {min(lacking)}")
+        raise ValueError(f"its weights and its config.json differ in {min(lacking)}")
     if missing and is_plain:  # transformers has made up a pooler
         model.pooler = None
     encoder.model, encoder.tokenizer, encoder.width = model, tokenizer, config.hidden_size
@@ -572,7 +578,8 @@ def load_transformer(encoder, folder, dropout, kind=transformers.AutoModel, clas
     positions = getattr(config, "max_position_embeddings", None) or length
     embeddings = getattr(model.base_model, "embeddings", None)
     positions -= getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa's begin after this number
-    encoder.max_length = int(min(length, positions, 2**31 - 1))  # 10**30 means no limit
+    limits = (length, positions, 2**31 - 1)  # 10**30 and XLNet's -1 mean that there is none
+    encoder.max_length = int(min(number for number in limits if number > 0))
     return report
 
 
@@ -581,16 +588,25 @@ def refuse_other_kinds(folder):
     for file in folder.iterdir():
         if file.suffix in (".json", ".safetensors", ".bin", ".model", ".txt"):
             refuse_pointer(file)
-    if (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder}: its adapter is not merged into its weights; {OTHER_WAY}")
-    if "AutoModel" in (read_json(folder / "config.json", {}).get("auto_map") or {}):
-        raise UserError(f"{folder}: it needs code of its own (auto_map), never run; {OTHER_WAY}")
+    config = read_json(folder / "config.json", {})
+    maps = [config.get("auto_map"), read_json(folder / "tokenizer_config.json", {}).get("auto_map")]
+    problems = {
+        "its adapter is not merged into its weights": (folder / "adapter_config.json").exists(),
+        "its weights are quantized": config.get("quantization_config"),
+        "it needs code of its own (auto_map), never run": re.search("Auto(Model|Token)", str(maps)),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise UserError(f"{folder}: {problem}; {OTHER_WAY}")
 
 
 def try_model(encoder):
     """Raise UserError for a model that cannot be used, or whose vectors depend on padding."""
     rows = encoder.model.get_input_embeddings().num_embeddings
-    token, number = max(encoder.tokenizer.get_vocab().items(), key=lambda item: item[1])
+    vocabulary = encoder.tokenizer.get_vocab()
+    if len(vocabulary) <= len(encoder.tokenizer.all_special_ids):  # transformers has made it up
+        raise ValueError("it has no tokenizer")
+    token, number = max(vocabulary.items(), key=lambda item: item[1])
     if number >= rows:
         raise UserError(f"{encoder.name}: its weights have no row for its token {token!r}")
     tokens = Tokens(encoder, ["a", "b c d e f g h"])  # the first is padded, and stands alone
@@ -628,17 +644,6 @@ def keep_layers(model, layers):
         if isinstance(value, list) and len(value) == depth:  # one setting for each layer
             setattr(model.config, key, [value[number] for number in numbers])
     model.config.num_hidden_layers = len(numbers)
-
-
-def use_pooler(encoder, is_required):
-    """Make the model's own pooler a dense head on [CLS]; without one, [CLS] alone remains."""
-    pooler = getattr(encoder.model, "pooler", None)
-    if pooler:
-        encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
-        encoder.model.pooler = None
-    elif is_required:
-        raise ValueError("it has no pooler")
-    encoder.pooling = "cls"
 
 
 def read_modules(encoder, folder, modules, default):
@@ -701,8 +706,8 @@ def save_encoder(encoder, folder, pooling=None, stated=None):
             entries.append(dict(idx=number, name=str(number), path=path, type=f"{package}.{kind}"))
             write_json(new / path / "config.json", config)
             if tensors:
-                save_file(tensors, new / path / "model.safetensors")
-        for file in new.rglob("model*.safetensors"):  # which only their owner could read
+                (new / path / "model.safetensors").write_bytes(save(tensors))
+        for file in new.glob("model*.safetensors"):  # which only their owner could read
             file.chmod((new / "config.json").stat().st_mode)
         entries[1] |= stated or {}
         shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)  # moves files
@@ -762,17 +767,15 @@ def dense_module(linear, activation):
     """A head as a module of sentence-transformers, for save_encoder()."""
     config = dict(in_features=linear.in_features, out_features=linear.out_features)
     config["bias"] = linear.bias is not None
-    kind = type(activation)
-    config["activation_function"] = f"{kind.__module__}.{kind.__name__}"
+    config["activation_function"] = f"{type(activation).__module__}.{type(activation).__name__}"
     return "Dense", config, linear.state_dict(prefix="linear.")
 
 
 # ---- The Hugging Face Hub ------------------------------------------------------------------------
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-HUB_DATA = "princeton-nlp/datasets-for-simcse"
 SENTEVAL = "senteval.tar"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)  # of HUB_DATA
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)
 NOT_LOCAL = "it is not here, and could not be downloaded; get it from huggingface.co"
 
 
@@ -801,7 +804,7 @@ def resolve_data(name):
     """A path, or one of HUB_FILES on the Hub -> Path, of a tar file unpacked. Raises UserError."""
     path = Path(name)
     if name in HUB_FILES and not path.exists():
-        path = download(HUB_DATA, name)
+        path = download("princeton-nlp/datasets-for-simcse", name)
     if path.suffix != ".tar":
         return path
     folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
@@ -865,8 +868,7 @@ class Run:
     finished. Scoring the student, choosing the best and saving it are the training loop's own.
     """
 
-    def __init__(self, settings, args, stage, is_last=True):
-        """settings: from run_settings()."""
+    def __init__(self, settings, args, stage, is_last=True):  # settings: from run_settings()
         self.settings = settings
         self.args = args
         self.stage = stage

@@ -140,7 +140,7 @@ from pathlib import Path
 
 import numpy as np
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from scipy.stats import pearsonr, spearmanr
 
 from common import Batches, Tokens, UserError, embed_rows, encode, to_device
@@ -371,7 +371,7 @@ def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32
 def save_student(student, folder):
     """Write the encoder's folder, with head.safetensors in it."""
     with replacing(folder / "head.safetensors") as new:
-        save_file(student.head.state_dict(), new)
+        new.write_bytes(save(student.head.state_dict()))
     # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
     entry = dict(type="sentence_distillation.LayerPooling", script="dse")
     save_encoder(student, folder, [("LayerPooling", {}, {})], entry)

@@ -45,10 +45,13 @@ class Retrieval:
         """targets [P + Q, D], of the teacher -> examples [n, 2 + K] for ibkd.finetune()."""
         how = (self.args.hard_negatives, self.similarity(teacher), self.args.device)
         rows = eval_retrieval.training_rows(targets, self.answers, *how)
-        _, counts = np.unique(rows[:, 0], return_counts=True)
-        if several := counts[counts > 1].sum():
-            found = f"{several} of {len(rows)} training rows are of queries with several answers"
-            note(f"{found}; where a batch has two of a query, each is a negative of the other")
+        shared = np.zeros(len(rows), bool)
+        for column in rows.T[:2]:  # queries, answers
+            _, places, counts = np.unique(column, return_inverse=True, return_counts=True)
+            shared |= counts[places] > 1
+        if shared.any():
+            found = f"{shared.sum()} of {len(rows)} training rows share a query or an answer"
+            note(f"{found}; where a batch has two of them, an answer is a negative of its query")
         return rows
 
     def dev_score(self, encoder):

@@ -120,7 +120,7 @@ def test_repeated_sentences_are_counted(tmp_path, monkeypatch):
 
 
 def test_ibkd_dr_says_where_answers_may_be_negatives(models_folder, tmp_path, monkeypatch):
-    """Of rows (0, 1), (0, 2), (3, 1), two are of query 0."""
+    """Of rows (0, 1), (0, 2), (3, 1), two are of query 0, and two have answer 1."""
     said = []
     monkeypatch.setattr(ibkd_dr, "note", said.append)
     rows = [[0, 1, 9], [0, 2, 9], [3, 1, 9]]
@@ -129,7 +129,7 @@ def test_ibkd_dr_says_where_answers_may_be_negatives(models_folder, tmp_path, mo
     task.args = type("Args", (), dict(hard_negatives=1, device="cpu"))
     task.answers, task.similarity = None, lambda encoder: "cosine"
     task.examples(None, None)
-    assert "2 of 3 training rows are of queries with several answers" in said[0]
+    assert "3 of 3 training rows share a query or an answer" in said[0]
 
 
 def test_align_refuses_fewer_sentences_than_dimensions(models_folder, fails, tmp_path):

@@ -56,7 +56,8 @@ FILES = {
     "objects.npy": npy(np.array([{}, []], object)),
     "archive.npz": npz(np.ones((2, 4), np.float32)),
     "nan.npy": npy(np.full((6400, 4), np.nan)),
-    "zero.npy": npy(np.repeat(np.float32([[1], [0]]), 3200, axis=0)),
+    "zero.npy": npy(np.float32([[5, row] for row in range(3200)] + 3200 * [[0, 0]])),
+    "same.npy": npy(np.ones((6400, 4), np.float32)),
     "large.npy": npy(np.full((6400, 4), 1e300)),
     "page.txt": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>\n",
     "quote.csv": b'sent0,sent1,hard_neg\na,b,c\n"a,b,c\nd,e,f\n',
@@ -133,12 +134,21 @@ TABLE = [
     ("extras.eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("extras.eval_retrieval", f"{{bert}} {BEIR} --split none", "none.tsv"),
     # files that Git LFS has not fetched
-    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt is a pointer of Git LFS"),
-    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt is a pointer of Git LFS"),
+    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt is a Git LFS pointer"),
+    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt is a Git LFS pointer"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{pointer.txt}}", "git lfs pull"),
-    ("eval_sts", f"{{pointer-weights}} --pairs {DEMO}/dev.tsv", "model.safetensors is a pointer"),
-    ("eval_sts", f"{{pointer-words}} --pairs {DEMO}/dev.tsv", "tokenizer.json is a pointer"),
+    (
+        "eval_sts",
+        f"{{pointer-weights}} --pairs {DEMO}/dev.tsv",
+        "model.safetensors is a Git LFS pointer",
+    ),
+    (
+        "eval_sts",
+        f"{{pointer-words}} --pairs {DEMO}/dev.tsv",
+        "tokenizer.json is a Git LFS pointer",
+    ),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{archive.npz}}", "magic string"),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{same.npy}}", "rows are all equal"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{objects.npy}}", "Python objects"),
     ("eval_sts", f"{{pickled}} --pairs {DEMO}/dev.tsv", "pickled: it has code of its own"),
     (
@@ -149,7 +159,7 @@ TABLE = [
     (
         "ckd",
         f"{CKD} --train {{page.txt}}",
-        "page.txt is a pointer of Git LFS (run git lfs pull), or a",
+        "page.txt is a Git LFS pointer (git lfs pull) or a web page",
     ),
     # lines of a file
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
