@@ -419,13 +419,13 @@ def read_embeddings(path, count):
         if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
             found = f"{embeddings.dtype} {list(embeddings.shape)}"
             raise ValueError(f"it has {found}, and --train has {count} texts")
-        if not np.ptp(embeddings[:1000], axis=0).any():
-            raise ValueError("its rows are all equal")
         for numbers in chunks(np.arange(count), CHUNK):
             part = embeddings[numbers].astype(np.float32)
             valid = np.isfinite(part).all(axis=1) & part.any(axis=1)
             if not valid.all():
                 raise ValueError(f"row {numbers[valid.argmin()]} is zero or not finite in float32")
+        if not np.ptp(embeddings[:1000], axis=0).any():
+            raise ValueError("its rows are all equal")
     return embeddings.astype(np.float32, copy=False)
 
 
@@ -498,7 +498,6 @@ def load_encoder(
     folder = encoder.folder
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         modules = read_stated(folder / "modules.json", [dict(path="")])
-        stated = read_stated(folder / "config_sentence_transformers.json", {})
         load_transformer(encoder, folder / modules[0]["path"], dropout)
         if not pooling:
             read_modules(encoder, folder, modules, default)
@@ -512,7 +511,7 @@ def load_encoder(
         if layers:
             keep_layers(encoder.model, layers)
         try_model(encoder)
-        encoder.set_prompts(stated)
+        encoder.set_prompts(read_stated(folder / "config_sentence_transformers.json", {}))
     if precision == "bf16" and device == "cpu":
         encoder.model.set_attn_implementation("eager")  # whose backward pass is faster there
     return encoder.to(device).eval()
@@ -593,7 +592,7 @@ def refuse_other_kinds(folder):
     problems = {
         "its adapter is not merged into its weights": (folder / "adapter_config.json").exists(),
         "its weights are quantized": config.get("quantization_config"),
-        "it needs code of its own (auto_map), never run": re.search("Auto(Model|Token)", str(maps)),
+        "it needs code (auto_map), never run": re.search("'Auto(Model|Tokenizer)'", str(maps)),
     }
     for problem, is_so in problems.items():
         if is_so:
@@ -722,7 +721,7 @@ def check_saved(embed, encoder, saved, texts):
     """
     ours, theirs = encoder.state_dict(), saved.state_dict()
     is_same = ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
-    vectors = [encode(embed, model, texts) for model in (encoder, saved)]
+    vectors = [encode(embed, each, Tokens(each, texts, quiet=True)) for each in (encoder, saved)]
     if not (is_same and np.allclose(*vectors, rtol=1e-3, atol=1e-4)):
         problem = "what is read from its folder is another model than was saved"
         raise UserError(f"{saved.name}: {problem}; try other --student-layers, or another model")
@@ -1079,6 +1078,7 @@ def read_json(path, default):
     if not path.exists():
         return default
     with one_line_errors(path, "it must be JSON, as sentence-transformers or a run writes it"):
+        refuse_pointer(path)
         return json.loads(path.read_text("utf-8"))
 
 

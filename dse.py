@@ -428,8 +428,9 @@ def read_sets(args):
             sets[name] = list(zip(first, second)), array
         elif name in ("train", "dev"):
             raise UserError(f"{paths[0]}: it has no labels")
-    if np.ptp(sets["train"][1]) == 0:
-        raise UserError(f"{task}: all labels of the training pairs are equal")
+    for name in ("train", "dev"):
+        if np.ptp(sets[name][1]) == 0:
+            raise UserError(f"{task}: all labels of the {name} pairs are equal")
     return sets
 
 

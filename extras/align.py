@@ -82,7 +82,7 @@ def main():
     args = parse_args()
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
-    sentences = read_sentences(resolve_data(args.train))
+    sentences = list(dict.fromkeys(read_sentences(resolve_data(args.train))))  # distinct ones
     rows = np.random.default_rng(0).permutation(len(sentences))[:SENTENCES]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     teacher = load_encoder(args.teacher, device=device)

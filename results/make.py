@@ -28,6 +28,7 @@ OWN = "KD ConGen CKD IBKD L2 MetaKD PKD Dual-L2 SEED SKD DistilFACE CRD HPD"
 LARGER = "KD-aligned CKD-aligned CKD ConGen IBKD KD SEED CRD L2 Dual-L2 SKD HPD PKD"
 DEPTHS = dict(three="three (1,4,5)", two="two (0,5)", one="one (5)")
 ALL_DEPTHS = dict(six=TEACHER_ROW) | DEPTHS
+LAYERS = dict(six="six-layers", three="three-layers", two="two-layers", one="one-layer")
 FOLDERS = dict(three="layers-1-4-5-50k", two="layers-0-5-50k-0", one="layer-5-50k-0")
 AMOUNTS = (5_000, 20_000, 50_000, 182_049)  # sentences
 BY_AMOUNT = {  # layers: the runs with these amounts, or "-"
@@ -69,7 +70,7 @@ ANSWERS = ("teacher", "student before", "stage 1", "(stage 1)", "both stages")
 E5_STUDENTS = {"six": "six (0,1,2,9,10,11)", "three": "three (0,10,11)"}
 LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English ")
 LOSS = re.compile(r"e5-(KD|CKD|ConGen|IBKD)-(?:(0\.\d+)-)?(\d+e-4)(?:-0)?")
-FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8", "4 bits")  # rows of extras/quantize.py
+SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -103,6 +104,19 @@ def scores(name, key):
     """The final score of each seed of a run: of NAME, or of NAME-0, NAME-1, ..."""
     runs = [run for run in RUNS if re.fullmatch(re.escape(name) + r"(-\d)?", run)]
     return [final(run)[key] for run in runs]
+
+
+def verdict(found, others):
+    """How three seeds compare with three others, or with one model (results/README.md).
+
+    "ahead" or "behind" if all three differences have this sign and their mean is above twice its
+    standard error; else "level".
+    """
+    differences = [a - b for a, b in zip(found, others * (3 // len(others)), strict=True)]
+    error = stdev(differences) / 3**0.5
+    if abs(mean(differences)) > 2 * error and min(differences) * max(differences) > 0:
+        return "ahead" if differences[0] > 0 else "behind"
+    return "level"
 
 
 def found_in(tables, model, key):
@@ -185,74 +199,28 @@ def file_numbers(name):
     return files
 
 
-def sized(depth, form, column):
-    """A score of the students of size.md, fp32 or 4 bits -> a list, one for each seed."""
-    file = "" if form == "fp32" else "-q4"
-    runs = [f"score-{depth}{file}"] + [f"score-{depth}{file}-{seed}" for seed in SEEDS]
-    return [RUNS[run][form][column] for run in runs if run in RUNS]
-
-
-def verdict(found, others):
-    """How three seeds compare with others, or with one model: decided before they were run.
-
-    "ahead" or "behind" if all three differences have this sign and their mean is above twice its
-    standard error; else "level".
-    """
-    differences = [a - b for a, b in zip(found, others * (3 // len(others)), strict=True)]
-    error = stdev(differences) / 3**0.5
-    if abs(mean(differences)) > 2 * error and min(differences) * max(differences) > 0:
-        return "ahead" if differences[0] > 0 else "behind"
-    return "level"
-
-
-def minutes(depth):
-    """Of training, with scores on dev, without the teacher's pass, which three-0 pays."""
-    seconds = [
-        LINES[f"{depth}-{seed}"]["seconds"] for seed in SEEDS if (depth, seed) != ("three", 0)
-    ]
-    return mean(seconds) / 60
+def megabytes():
+    """Megabytes and scores in fp32, int8 and 4 bits; a row per student."""
+    rows = []
+    for tokens, names in FILES.items():
+        for name in names.split():
+            fp32, int8, four = files = file_numbers(name)
+            sizes = [f"{file['MB']:.1f}" for file in files]
+            row = [ALL_DEPTHS[name.split("-")[0]], tokens, *sizes, fp32["avg"], four["avg"]]
+            rows.append([*row, four["QNLI"], *(file["dev"] for file in files)])
+    header = ["layers", "tokens", "MB, fp32", "MB, int8", "MB, 4 bits", "STS, fp32", "STS, 4 bits"]
+    return [*header, "QNLI, 4 bits", "dev, fp32", "dev, int8", "dev, 4 bits"], rows
 
 
 def sizes():
-    """README's table: the teacher and its students, all in 4 bits."""
-    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
+    """README's table: the teacher and its students, all as files in 4 bits."""
+    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
     rows = []
-    for depth, title in ALL_DEPTHS.items():
-        megabytes, sts, search = [sized(depth, "4 bits", key) for key in ("MB", "avg", "QNLI")]
-        speed = RUNS[f"files-{depth}"]["fp32, torch"]["sentences/s"] / slowest
-        time = "" if depth == "six" else f"{minutes(depth):.0f} min"
-        rows.append([title, f"{megabytes[0]:.1f}", sts, search, f"{speed:.1f}", time])
-    return ["layers", "MB in 4 bits", "STS average", "search (QNLI)", "speed", "training"], rows
-
-
-SIZE_COLUMNS = ("avg", "avg without overlap", "QNLI", "QNLI, teacher's index")
-
-
-def size():
-    """Scores in fp32 and in 4 bits, with the words for the differences from the teacher."""
-    rows = []
-    for depth, title in ALL_DEPTHS.items():
-        for form in ("fp32", "4 bits"):
-            found = [
-                sized(depth, form, key) if key in RUNS["score-three-0"]["fp32"] else []
-                for key in SIZE_COLUMNS
-            ]
-            megabytes = sized(depth, form, "MB")[0]
-            rows.append([f"{title}, {form}", f"{megabytes:.1f}", *found])
-    return ["layers, file", "MB", "STS", "without overlap", "QNLI", "QNLI, teacher's index"], rows
-
-
-def files():
-    """A file of each depth in four formats: what it scores on STS-B test, and how fast it is."""
-    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
-    rows = []
-    for depth, title in ALL_DEPTHS.items():
-        found = RUNS[f"files-{depth}"]
-        scores = [found[form]["Spearman"] for form in FORMATS[1:]]
-        speeds = [f"{found[form]['sentences/s'] / slowest:.1f}" for form in FORMATS]
-        rows.append([title, f"{found['int8']['MB']:.1f}", *scores, *speeds])
-    header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "4 bits"]
-    return [*header, "speed: torch", "ONNX fp32", "int8 ", "4 bits "], rows
+    for name, title in ALL_DEPTHS.items():
+        four = file_numbers(name)[2]
+        speed = RUNS[f"int8-{LAYERS[name]}"]["fp32, torch"]["sentences/s"] / slowest
+        rows.append([title, f"{four['MB']:.1f}", four["avg"], four["QNLI"], f"{speed:.1f}"])
+    return ["layers", "MB in 4 bits", "STS average", "search (QNLI)", "speed in fp32"], rows
 
 
 def four_bits():
@@ -272,6 +240,19 @@ def four_bits():
             found[place : place + 2] = [values[:count] for values in found[place : place + 2]]
         rows.append([f"{name}, with both corpora", *found])
     return ["layers", "SciFact, fp32", "4 bits", "QNLI, fp32", "4 bits "], rows
+
+
+def int8():
+    """Files in fp32 and int8, with torch and ONNX Runtime; speeds relative to the teacher's."""
+    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
+    rows = []
+    for depth, title in ALL_DEPTHS.items():
+        found = RUNS[f"int8-{LAYERS[depth]}"]
+        speeds = [f"{found[form]['sentences/s'] / slowest:.1f}" for form in SPEED_FORMATS]
+        dev = [found[form]["Spearman"] for form in SPEED_FORMATS[1:]]
+        rows.append([title, f"{found['int8']['MB']:.1f}", *dev, *speeds])
+    header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "speed: torch", "ONNX Runtime"]
+    return [*header, "int8 "], rows
 
 
 def parts(*compared):
@@ -492,10 +473,10 @@ def full_tables():
         "how-small": students({TEACHER_ROW: TEACHER}, small),
         "amounts": by_amount(BY_AMOUNT, "layers"),
         "curve": by_amount(CURVE, "teacher, loss"),
-        "size": size(),
-        "files": files(),
+        "megabytes": megabytes(),
         "sizes": sizes(),
         "four-bits": four_bits(),
+        "int8": int8(),
         "gpu": gpu(),
         "speed": plain("speed-orders", "order, batch, precision"),
         "bf16": parts(("bf16, two layers", "bf16-two-layers", "layers-0-5-50k")),
@@ -523,6 +504,10 @@ SHOWN = {  # table of a page: what it shows of the full one (columns, rows)
     "larger-teacher": (
         AVERAGES,
         "teacher;aligned teacher;student before;KD-aligned;CKD-aligned;CKD;ConGen;IBKD;KD",
+    ),
+    "megabytes": (
+        ["layers", "tokens", "MB, 4 bits", "STS, fp32", "STS, 4 bits", "QNLI, 4 bits"],
+        None,
     ),
     "gpu": (
         None,
@@ -621,24 +606,19 @@ def draw_curve():
     save("curve", axes, ALIGNED["avg"], "the larger teacher, aligned")
 
 
-def draw_sizes():
-    """STS average and QNLI against megabytes, teacher included, in fp32 and in 4 bits."""
-    panels = plt.figure(figsize=(9, 3.8)).subplots(1, 2)
-    labels = ("STS, mean of 7 sets", "search: QNLI, MRR@10")
-    for axes, key, label in zip(panels, ("avg", "QNLI"), labels):
-        for form, mark in (("fp32", "o-"), ("4 bits", "s--")):
-            found = [sized(depth, form, key) for depth in ALL_DEPTHS]
-            megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
-            means, deviations = with_deviations(found)
-            axes.errorbar(megabytes, means, deviations, fmt=mark, label=form, capsize=3)
-            for depth, x, y in zip(ALL_DEPTHS, megabytes, means):
-                axes.annotate(depth, (x, y), (4, -11), textcoords="offset points")
-        axes.set(xscale="log", xlabel="megabytes", title=label)
-        axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
-        axes.minorticks_off()
-        axes.margins(0.15)
-        axes.legend(loc="lower right", frameon=False)
-    write_figure(axes.figure, "sizes")
+def draw_megabytes():
+    """STS average of the files in fp32 and 4 bits against their megabytes."""
+    axes = logarithmic("megabytes (dashed: in 4 bits)", (4, 6, 8, 10, 20, 40, 90))
+    for number, (tokens, names) in enumerate(FILES.items()):
+        files = [file_numbers(name) for name in names.split()]
+        for place, line in ((0, "-"), (2, "--")):
+            points = [(file[place]["MB"], file[place]["avg"]) for file in files]
+            label = f"{tokens} tokens" if place == 0 else None
+            axes.plot(*zip(*points), f"C{number}{'os^'[number]}{line}", label=label)
+            for depth, point in zip(ALL_DEPTHS, points):
+                if tokens == "30,522":
+                    axes.annotate(f"  {depth}", point)
+    save("megabytes", axes)
 
 
 def draw_search():
@@ -703,7 +683,7 @@ def main():
     tables = page_tables()
     for page in (HERE.parent / "README.md", *HERE.glob("*.md")):
         page.write_text(with_tables(page.read_text("utf-8"), tables), "utf-8")
-    for draw in (draw_curve, draw_sizes, draw_search, draw_layers, draw_losses):
+    for draw in (draw_curve, draw_megabytes, draw_search, draw_layers, draw_losses):
         draw()
 
 
