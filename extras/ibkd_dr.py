@@ -50,8 +50,8 @@ class Retrieval:
             _, places, counts = np.unique(column, return_inverse=True, return_counts=True)
             shared |= counts[places] > 1
         if shared.any():
-            found = f"{shared.sum()} of {len(rows)} training rows share a query or an answer"
-            note(f"{found}; where a batch has two of them, an answer is a negative of its query")
+            found = f"{shared.sum()} of {len(rows)} training rows share their query or answer"
+            note(f"{found}: of queries with several answers, one may be a negative in a batch")
         return rows
 
     def dev_score(self, encoder):

@@ -129,7 +129,10 @@ def test_ibkd_dr_says_where_answers_may_be_negatives(models_folder, tmp_path, mo
     task.args = type("Args", (), dict(hard_negatives=1, device="cpu"))
     task.answers, task.similarity = None, lambda encoder: "cosine"
     task.examples(None, None)
-    assert "3 of 3 training rows share a query or an answer" in said[0]
+    assert (
+        "3 of 3 training rows share their query or answer: of queries with several answers"
+        in said[0]
+    )
 
 
 def test_align_refuses_fewer_sentences_than_dimensions(models_folder, fails, tmp_path):
