@@ -212,15 +212,61 @@ def megabytes():
     return [*header, "QNLI, 4 bits", "dev, fp32", "dev, int8", "dev, 4 bits"], rows
 
 
+AVERAGED = ("avg", "avg without overlap")
+
+
+def sized(depth, form, column):
+    """A score of the students of size.md, fp32 or 4 bits -> a list, one for each seed."""
+    file = "" if form == "fp32" else "-q4"
+    runs = [f"score-{depth}{file}"] + [f"score-{depth}{file}-{seed}" for seed in SEEDS]
+    return [RUNS[run][form][column] for run in runs if column in RUNS.get(run, {}).get(form, {})]
+
+
+def minutes(depth):
+    """Of training, with scores on dev, but without the teacher's pass, which three-0 pays."""
+    return mean(LINES[f"{depth}-{seed}"]["seconds"] for seed in SEEDS[1:]) / 60
+
+
 def sizes():
-    """README's table: the teacher and its students, all as files in 4 bits."""
-    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
+    """README's table: scores in fp32 of the teacher and its students."""
+    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
     rows = []
-    for name, title in ALL_DEPTHS.items():
-        four = file_numbers(name)[2]
-        speed = RUNS[f"int8-{LAYERS[name]}"]["fp32, torch"]["sentences/s"] / slowest
-        rows.append([title, f"{four['MB']:.1f}", four["avg"], four["QNLI"], f"{speed:.1f}"])
-    return ["layers", "MB in 4 bits", "STS average", "search (QNLI)", "speed in fp32"], rows
+    for depth, title in ALL_DEPTHS.items():
+        megabytes = [
+            f"{sized(depth, 'fp32', 'MB')[0]:.0f}",
+            f"{sized(depth, '4 bits', 'MB')[0]:.1f}",
+        ]
+        found = [sized(depth, "fp32", key) for key in ("avg", "QNLI")]
+        speed = RUNS[f"files-{depth}"]["fp32, torch"]["sentences/s"] / slowest
+        time = "" if depth == "six" else f"{minutes(depth):.1f} min"
+        rows.append([title, *megabytes, *found, f"{speed:.1f}", time])
+    header = ["layers", "MB", "MB in 4 bits", "STS average", "search (QNLI)"]
+    return [*header, "speed", "training"], rows
+
+
+def size():
+    """Scores in fp32 and in 4 bits, with and without pairs that overlap, by either index."""
+    columns = (*AVERAGED, "QNLI", "QNLI, teacher's index")
+    rows = []
+    for depth, title in ALL_DEPTHS.items():
+        for form in ("fp32", "4 bits"):
+            found = [sized(depth, form, key) for key in columns]
+            rows.append([f"{title}, {form}", f"{sized(depth, form, 'MB')[0]:.1f}", *found])
+    return ["layers, file", "MB", "STS", "without overlap", "QNLI", "by the teacher's index"], rows
+
+
+def files():
+    """A file of each depth in four formats: what it scores on STS-B test, and how fast it is."""
+    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
+    forms = (*SPEED_FORMATS, "4 bits")
+    rows = []
+    for depth, title in ALL_DEPTHS.items():
+        found = RUNS[f"files-{depth}"]
+        scores = [found[form]["Spearman"] for form in forms[1:]]
+        speeds = [f"{found[form]['sentences/s'] / slowest:.1f}" for form in forms]
+        rows.append([title, f"{found['int8']['MB']:.1f}", *scores, *speeds])
+    header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "4 bits"]
+    return [*header, "speed: torch", "ONNX, fp32", "int8 ", "4 bits "], rows
 
 
 def four_bits():
@@ -474,6 +520,8 @@ def full_tables():
         "amounts": by_amount(BY_AMOUNT, "layers"),
         "curve": by_amount(CURVE, "teacher, loss"),
         "megabytes": megabytes(),
+        "size": size(),
+        "files": files(),
         "sizes": sizes(),
         "four-bits": four_bits(),
         "int8": int8(),
@@ -606,6 +654,25 @@ def draw_curve():
     save("curve", axes, ALIGNED["avg"], "the larger teacher, aligned")
 
 
+def draw_sizes():
+    """STS average and QNLI against megabytes, teacher included, in fp32 and in 4 bits."""
+    panels = plt.figure(figsize=(9, 3.8)).subplots(1, 2)
+    labels = ("STS, mean of 7 sets", "search: QNLI, MRR@10")
+    for axes, key, label in zip(panels, ("avg", "QNLI"), labels):
+        for form, mark in (("fp32", "o-"), ("4 bits", "s--")):
+            means, deviations = with_deviations([sized(depth, form, key) for depth in ALL_DEPTHS])
+            megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
+            axes.errorbar(megabytes, means, deviations, fmt=mark, label=form)
+            for depth, x, y in zip(ALL_DEPTHS, megabytes, means):
+                axes.annotate(depth, (x, y), (4, -11), textcoords="offset points")
+        axes.set(xscale="log", xlabel="megabytes", title=label)
+        axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
+        axes.minorticks_off()
+        axes.margins(0.15)
+        axes.legend(loc="lower right", frameon=False)
+    write_figure(axes.figure, "sizes")
+
+
 def draw_megabytes():
     """STS average of the files in fp32 and 4 bits against their megabytes."""
     axes = logarithmic("megabytes (dashed: in 4 bits)", (4, 6, 8, 10, 20, 40, 90))
@@ -683,7 +750,7 @@ def main():
     tables = page_tables()
     for page in (HERE.parent / "README.md", *HERE.glob("*.md")):
         page.write_text(with_tables(page.read_text("utf-8"), tables), "utf-8")
-    for draw in (draw_curve, draw_megabytes, draw_search, draw_layers, draw_losses):
+    for draw in (draw_curve, draw_sizes, draw_megabytes, draw_search, draw_layers, draw_losses):
         draw()
 
 
