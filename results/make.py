@@ -669,7 +669,7 @@ def draw_sizes():
         axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
         axes.minorticks_off()
         axes.margins(0.15)
-        axes.legend(loc="lower right", frameon=False)
+        axes.legend(loc="lower center", frameon=False)
     write_figure(axes.figure, "sizes")
 
 
