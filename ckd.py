@@ -186,9 +186,7 @@ def distill(student, sentences, targets, dev_pairs, run, args):
         with autocast:
             embedding = embed_rows(embed, student, tokens, rows, args.device)  # h^S [N, D]
         projected = model.projection(embedding)  # h^S M [N, D_T]
-        target = to_device(
-            targets[rows], args.device
-        )  # h^T [N, D_T], from the disk if there are many
+        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
         temperature = model.log_tau.exp()
         if args.objective == "kd":
             loss = mse_loss(projected, target)  # eq. 2 and 3

@@ -42,7 +42,7 @@ def one_line_errors(place, advice):
         words = (getattr(error, "strerror", None) or str(error)).split()
         reason = " ".join(words)[:300] or type(error).__name__
         if re.search("trust_remote_code|weights_only|allow_pickle", str(error)):  # advice to run it
-            reason = "it has code of its own, which is never run"
+            reason = "it is damaged, or has code of its own, which is never run"
         raise UserError(f"{place}: {reason}; {advice}") from error
 
 
@@ -314,7 +314,7 @@ def read_sentences(path):
     if odd:
         note(found)
     if repeated := len(sentences) - len(set(sentences)):
-        note(f"{path}: {repeated} sentences are repeats, which a contrastive loss tells apart")
+        note(f"{path}: {repeated} sentences are repeats, negatives in a contrastive loss")
     return sentences
 
 

@@ -236,9 +236,7 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
         lr = args.lr * warmup_linear(step, total)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        reference = to_device(
-            targets[rows], args.device
-        )  # z_ref [N, D], from the disk if there are many
+        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:
             control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]

@@ -205,8 +205,7 @@ def distill(student, texts, targets, dev_score, run, args):
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
             x, s = embed_rows(embed_both, student, tokens, rows, args.device)  # [N, H], [N, D]
-        # T [N, D_T], from the disk if there are many.
-        target = to_device(targets[rows], args.device)
+        target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
         contrast = info_nce(mapping(s), target, args.temperature)
         gram_x = gram_matrix(x, args.kernel, args.gamma)  # K_X [N, N]
         gram_s = gram_matrix(s, args.kernel, args.gamma)  # K_S [N, N]

@@ -49,10 +49,8 @@ def rotation(source, target):
 def align(teacher, student, sentences):
     """Append A [D_T, D_S] to the teacher's heads, and normalize as the student does. In place."""
     if len(sentences) < teacher.dimension:  # then T says nothing of some dimensions
-        found = (
-            f"{len(sentences)} sentences, fewer than the teacher's {teacher.dimension} dimensions"
-        )
-        raise UserError(f"--train: {found}; give as many, and better {SENTENCES}")
+        found = f"{len(sentences)} sentences are fewer than the teacher's dimensions"
+        raise UserError(f"--train: {found}, {teacher.dimension}; better give {SENTENCES}")
     teacher_vectors = encode(embed, teacher, sentences).astype(np.float64)  # T [n, D_T]
     student_vectors = encode(embed, student, sentences).astype(np.float64)  # S [n, D_S]
     components, kept = principal_components(teacher_vectors, student.dimension)

@@ -175,19 +175,11 @@ options steps <<END  # the step that dev chooses, or the last
 --objective kd --teacher $T --dev $STSB_DEV --epochs 1
 --batch-size 64 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
 END
-options half-e5 <<END  # the same of multilingual-e5-small
---objective kd --teacher runs/e5-plain --student runs/e5-plain-20k
---student-layers 0,10,11 --dev runs/short-prompted-dev.tsv
---epochs 1 --batch-size 64 --lr 8e-4 --max-length 64
---eval-steps 1000 --group-by-length
-END
 
 # Training texts with lines of one half of a corpus. The last step is kept, and dev chooses nothing.
 python results/unseen.py lines $DATA/retrieval/scifact $DATA/unlabeled.txt runs/scifact
 python results/unseen.py lines $DATA/retrieval/qnli $DATA/unlabeled.txt runs/qnli
-python results/unseen.py lines $DATA/german/xquad-de runs/prompted-50k.txt runs/xquad-de 'passage: '
 head -n 150 $STSB_DEV > runs/short-dev.tsv
-head -n 150 runs/prompted-dev.tsv > runs/short-prompted-dev.tsv
 
 ## size
 # three: seeds 0, 1, 2
@@ -627,15 +619,6 @@ python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50
 # speed-one-layer
 python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K \
     --seed 0 --output runs/speed-one-layer
-# retrained-three-layers: seeds 1, 2
-python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
-    --output runs/retrained-three-layers-$SEED
-# retrained-two-layers: seeds 1, 2
-python ckd.py @runs/own.txt --objective kd --student-layers 0,5 --train $FIRST50K --seed $SEED \
-    --output runs/retrained-two-layers-$SEED
-# retrained-one-layer: seeds 1, 2
-python ckd.py @runs/own.txt --objective kd --student-layers 5 --train $FIRST50K --seed $SEED \
-    --output runs/retrained-one-layer-$SEED
 # speed-orders
 python -m extras.benchmark --train $FIRST20K --sentences 3200 --rounds 2 --batch-sizes 64 512 \
     --only train
@@ -935,18 +918,6 @@ python ckd.py @runs/half.txt --train runs/qnli-a.txt --seed $SEED --output runs/
 python ckd.py @runs/half.txt --train runs/qnli-b.txt --seed $SEED --output runs/unseen-qnli-b-$SEED
 # unseen-qnli
 python results/unseen.py halves $DATA/retrieval/qnli $T unseen-general unseen-qnli
-# unseen-xquad-de-general: seeds 0, 1, 2
-python ckd.py @runs/half-e5.txt --train runs/xquad-de-general.txt --seed $SEED \
-    --output runs/unseen-xquad-de-general-$SEED
-# unseen-xquad-de-a: seeds 0, 1, 2
-python ckd.py @runs/half-e5.txt --train runs/xquad-de-a.txt --seed $SEED \
-    --output runs/unseen-xquad-de-a-$SEED
-# unseen-xquad-de-b: seeds 0, 1, 2
-python ckd.py @runs/half-e5.txt --train runs/xquad-de-b.txt --seed $SEED \
-    --output runs/unseen-xquad-de-b-$SEED
-# unseen-xquad-de
-python results/unseen.py halves $DATA/german/xquad-de runs/e5-plain unseen-xquad-de-general \
-    unseen-xquad-de
 # steps-three-dev-scifact: seeds 0, 1, 2
 python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/own-no-questions-20k.txt \
     --eval-steps 39 --seed $SEED --output runs/steps-three-dev-scifact-$SEED

@@ -2,10 +2,15 @@
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
+from statistics import mean
 
+import numpy as np
 import pytest
+import torch
 import transformers
 from conftest import DEMO, ROOT, alter, demo_sentences
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -74,11 +79,94 @@ def test_all_programs_read_one_length(fixed, tmp_path, call_main, write):
 
 
 def test_no_limit_is_a_number_that_every_program_can_read(models_folder, tmp_path):
-    """transformers writes 10**30 into tokenizer_config.json, also of models without positions."""
-    encoder = common.load_encoder(models_folder / "bert")
-    encoder.max_length = 2**31 - 1
+    """transformers states 10**30 for tokenizers, and -1 positions for XLNet."""
+    sizes = dict(vocab_size=2000, d_model=32, n_layer=2, n_head=4, d_inner=64)
+    transformers.XLNetModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path / "xlnet")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder / "bert")
+    tokenizer.model_max_length = 10**30
+    tokenizer.save_pretrained(tmp_path / "xlnet")
+    encoder = common.load_encoder(tmp_path / "xlnet")
     common.save_encoder(encoder, tmp_path / "out")
+    assert encoder.max_length == 2**31 - 1
     assert len(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(LONG).ids) > 200
+
+
+CUT = (  # what is changed in a folder, what the error says
+    ("config.json", dict(num_hidden_layers=2), "its weights and its config.json differ in"),
+    ("config.json", dict(quantization_config=dict(quant_method="gptq")), "weights are quantized"),
+    ("tokenizer_config.json", dict(auto_map=dict(AutoTokenizer=["t.T", None])), "auto_map"),
+    ("tokenizer.json", None, "it has no tokenizer"),
+)
+
+
+@pytest.mark.parametrize("file, change, said", CUT)
+def test_a_folder_that_would_be_read_as_another_model(
+    models_folder, tmp_path, fails, file, change, said
+):
+    folder = shutil.copytree(models_folder / "bert", tmp_path / "folder")
+    if change:
+        alter(folder / file, change)
+    else:
+        (folder / file).unlink()
+        alter(folder / "tokenizer_config.json", dict(tokenizer_class="BertTokenizer"))
+    assert said in fails(eval_sts, folder, *PAIRS)
+
+
+def test_repeats_of_triplets_are_counted(tmp_path, monkeypatch):
+    """An anchor twice, and a positive three times: three repeats."""
+    said = []
+    monkeypatch.setattr(common, "note", said.append)
+    (tmp_path / "t.csv").write_text("sent0,sent1,hard_neg\na,x,1\na,x,2\nb,x,3\nc,y,4\n")
+    common.read_triplets(tmp_path / "t.csv")
+    assert "t.csv: 3 anchors and positives are repeats" in said[0]
+
+
+def test_the_repeats_of_the_pages_are_those_of_real_data(shared_data):
+    """docs/ibkd.md: training rows of SciFact that share a query or an answer, and in a batch."""
+    _, _, answers, _ = eval_retrieval.read_training(shared_data / "retrieval" / "scifact", 2000)
+    rows = [(i, n) for i, row in enumerate(answers) for n in row if row[n]]
+    queries, passages = [Counter(column) for column in zip(*rows)]
+    shared = sum(queries[i] > 1 or passages[n] > 1 for i, n in rows)
+    batches = common.Batches([1] * len(rows), 128, 0, group_by_length=False)
+    met = []
+    for step in range(700):
+        batch = [rows[place] for place in batches[step]]
+        others = [
+            {n for j, (_, n) in enumerate(batch) if j != place} for place in range(len(batch))
+        ]
+        hits = [bool(others[place] & answers[i].keys()) for place, (i, _) in enumerate(batch)]
+        met += [sum(hits)] if len(batch) == 128 else []
+    text = " ".join((ROOT / "docs" / "ibkd.md").read_text("utf-8").split())
+    assert (
+        f"{shared} of {len(rows)} in SciFact, where {mean(met):.0f} of a batch's 128 rows" in text
+    )
+
+
+def test_the_page_says_what_repeats_cost_distilface(shared_data):
+    """docs/distilface.md: the loss without the negatives that are equal, three batches each."""
+    student = distilface.load_student(common.MINILM, "avg_last4", dropout=0.1).train()
+    texts = (shared_data / "unlabeled.txt").read_text("utf-8").splitlines()
+    found = []
+    for repeats in (1, 6, 13):
+        excess = []
+        for batch in range(3):
+            sentences = [line.strip() for line in texts[batch * 128 : batch * 128 + 128 - repeats]]
+            sentences += sentences[:repeats]
+            tokens = common.Tokens(student, sentences, 32, quiet=True)
+            torch.manual_seed(0)
+            rows = np.tile(np.arange(128), 2)
+            with torch.no_grad():
+                views = common.embed_rows(distilface.embed, student, tokens, rows, "cpu")
+            first, second = torch.nn.functional.normalize(views, dim=1).chunk(2)
+            similarity = (first @ second.T / 0.05).exp()
+            equal = torch.tensor([[a == b for b in sentences] for a in sentences])
+            own = similarity.diag()
+            without = (similarity * ~equal).sum(dim=1) + own
+            losses = [-(own / total).log().mean() for total in (similarity.sum(dim=1), without)]
+            excess.append(100 * (losses[0] / losses[1] - 1).item())
+        found.append(f"{min(excess):.0f} to {max(excess):.0f} %")
+    text = " ".join((ROOT / "docs" / "distilface.md").read_text("utf-8").split())
+    assert all(words in text for words in found), found
 
 
 def test_prompts_that_are_not_used_are_said_once(fixed, call_main, monkeypatch):
@@ -139,7 +227,7 @@ def test_align_refuses_fewer_sentences_than_dimensions(models_folder, fails, tmp
     (tmp_path / "train.txt").write_text("\n".join(demo_sentences(20)))
     models = ("--teacher", models_folder / "wide", "--student", models_folder / "mean")
     words = (*models, "--train", tmp_path / "train.txt", "--output", tmp_path / "out")
-    assert "20 sentences, fewer than the teacher's 48 dimensions" in fails(align, *words)
+    assert "20 sentences are fewer than the teacher's dimensions, 48" in fails(align, *words)
 
 
 def test_an_error_of_the_tokenizer_is_one_line(models_folder, tmp_path, fails):
