@@ -150,11 +150,15 @@ TABLE = [
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{archive.npz}}", "magic string"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{same.npy}}", "rows are all equal"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{objects.npy}}", "Python objects"),
-    ("eval_sts", f"{{pickled}} --pairs {DEMO}/dev.tsv", "pickled: it has code of its own"),
+    (
+        "eval_sts",
+        f"{{pickled}} --pairs {DEMO}/dev.tsv",
+        "pickled: it is damaged, or has code of its own",
+    ),
     (
         "eval_sts",
         f"{{unknown-kind}} --pairs {DEMO}/dev.tsv",
-        "unknown-kind: it has code of its own",
+        "unknown-kind: it is damaged, or has code of its own",
     ),
     (
         "ckd",
