@@ -58,7 +58,7 @@ def note(text):
 
 # ---- Tokens, batches, encoding -------------------------------------------------------------------
 
-# Sizes of one forward pass, measured on a CPU (results/speed.md) and an H100 (results/gpu.md).
+# Sizes of one forward pass, measured on a CPU (results/speed.md) and GPUs (docs/engineering.md).
 PART_TOKENS = {"cpu": 2048, "cuda": 65536}  # at most, padding included
 # Below this, a part goes on with shorter texts: starting another pass would take longer.
 PART_TEXTS = 8  # on a CPU

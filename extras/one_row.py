@@ -11,7 +11,7 @@ embed() pools it as it always does. Scoring and the teacher's pass stay as they 
 It holds for transformers that take their attention from transformers' AttentionInterface and state
 no more than positions and a mask: BERT, DistilBERT, RoBERTa, ELECTRA. MPNet and DeBERTa compute an
 attention of their own, and varlen_attn has no dropout. `python -m extras.benchmark --only gpu`
-measures it (results/gpu.md).
+measures it (docs/engineering.md).
 """
 
 import runpy

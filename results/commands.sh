@@ -95,6 +95,9 @@ cat first25k.txt corpora.txt > mix.txt
 cd ..
 head -n 100000 $DATA/unlabeled.txt | cat - runs/corpora.txt > runs/mix-large.txt
 
+# General sentences, and the passages of two corpora.
+cat $FIRST10K runs/{scifact,qnli}-passages.txt > runs/own-two.txt
+
 # Options that several commands share: @runs/NAME.txt.
 options() { cat > runs/$1.txt; }
 options sts <<END  # one epoch
@@ -176,6 +179,11 @@ options steps <<END  # the step that dev chooses, or the last
 --batch-size 64 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
 END
 
+options search <<END  # three layers, for search
+--objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --batch-size 64
+--lr 4e-4 --max-length 64 --group-by-length --precision bf16
+END
+
 # Training texts with lines of one half of a corpus. The last step is kept, and dev chooses nothing.
 python results/unseen.py lines $DATA/retrieval/scifact $DATA/unlabeled.txt runs/scifact
 python results/unseen.py lines $DATA/retrieval/qnli $DATA/unlabeled.txt runs/qnli
@@ -225,6 +233,21 @@ python results/scores.py runs/two-$SEED --data $DATA --sets sts qnli --files q4 
 # score-three-q4: seeds 0, 1, 2
 python results/scores.py runs/three-$SEED --data $DATA --sets sts qnli --files q4 \
     --document-model $T --json runs/score-three-q4-$SEED.json
+# scifact-six
+python results/scores.py $T --data $DATA --sets scifact --files fp32 q4 \
+    --json runs/scifact-six.json
+# scifact-three: seeds 0, 1, 2
+python results/scores.py runs/three-$SEED --data $DATA --sets scifact --files fp32 q4 \
+    --document-model $T --json runs/scifact-three-$SEED.json
+# scifact-two: seeds 0, 1, 2
+python results/scores.py runs/two-$SEED --data $DATA --sets scifact --files fp32 q4 \
+    --document-model $T --json runs/scifact-two-$SEED.json
+# scifact-one: seeds 0, 1, 2
+python results/scores.py runs/one-$SEED --data $DATA --sets scifact --files fp32 q4 \
+    --document-model $T --json runs/scifact-one-$SEED.json
+# n20k-three: seeds 0, 1, 2
+python ckd.py @runs/small.txt --student-layers 1,4,5 --train $FIRST20K --seed $SEED \
+    --output runs/n20k-three-$SEED
 
 ## own-teacher
 # KD: seeds 0, 1, 2
@@ -708,6 +731,38 @@ python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three
 # mix-large-qnli-4-bits: seeds 1, 2
 python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
     runs/mix-two-large-$SEED --beir $DATA/retrieval/qnli
+
+## own-texts
+# own-dev: seeds 0, 1, 2
+python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 1 --eval-steps 84 \
+    --seed $SEED --output runs/own-dev-$SEED
+# own-last: seeds 0, 1, 2
+python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 1 --eval-steps 99999 \
+    --seed $SEED --output runs/own-last-$SEED
+# own3-dev: seeds 0, 1, 2
+python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 3 --eval-steps 167 \
+    --seed $SEED --output runs/own3-dev-$SEED
+# own3-last: seeds 0, 1, 2
+python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 3 --eval-steps 99999 \
+    --seed $SEED --output runs/own3-last-$SEED
+# score-n20k-three: seeds 0, 1, 2
+python results/scores.py runs/n20k-three-$SEED --data $DATA --sets sts scifact qnli \
+    --document-model $T --json runs/score-n20k-three-$SEED.json
+# score-own-dev: seeds 0, 1, 2
+python results/scores.py runs/own-dev-$SEED --data $DATA --sets scifact qnli \
+    --document-model $T --json runs/score-own-dev-$SEED.json
+# score-own-last: seeds 0, 1, 2
+python results/scores.py runs/own-last-$SEED --data $DATA --sets scifact qnli \
+    --document-model $T --json runs/score-own-last-$SEED.json
+# score-own3-dev: seeds 0, 1, 2
+python results/scores.py runs/own3-dev-$SEED --data $DATA --sets scifact qnli \
+    --document-model $T --json runs/score-own3-dev-$SEED.json
+# score-own3-last: seeds 0, 1, 2
+python results/scores.py runs/own3-last-$SEED --data $DATA --sets sts scifact qnli \
+    --document-model $T --json runs/score-own3-last-$SEED.json
+# score-own3-q4: seeds 0, 1, 2
+python results/scores.py runs/own3-last-$SEED --data $DATA --sets scifact qnli --files q4 \
+    --document-model $T --json runs/score-own3-q4-$SEED.json
 
 ## multilingual
 # e5-plain

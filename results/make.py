@@ -470,26 +470,6 @@ def e5_scores_of_file(task):
     return row.get("MRR@10", next(iter(row.values())))
 
 
-def gpu():
-    """Sentences per second of one GPU and its memory, padded and as one row of tokens."""
-    lines = [json.loads(line) for line in (HERE / "data/gpu/h100.jsonl").open()]
-    found = {
-        (line["model"], line["batch"], line["work"], line["way"]): line
-        for line in lines
-        if line["part"] == "gpu"
-    }
-    header = ["layers, batch", "training, padded", "one row", "ratio", "GB, padded", "one row "]
-    rows = []
-    for model, batch in {(model, batch): None for model, batch, *_ in found}:
-        padded, row = [found[model, batch, "training", way] for way in ("padded", "one row")]
-        speeds = [line["sentences/s"] for line in (padded, row)]
-        memory = [f"{line['GB']:.1f}" for line in (padded, row)]
-        encoding = found[model, batch, "encoding", "padded"]["sentences/s"]
-        cells = [f"{speeds[0]:.0f}", f"{speeds[1]:.0f}", f"{speeds[1] / speeds[0]:.2f}", *memory]
-        rows.append([f"{model}, {batch}", *cells, f"{encoding:.0f}"])
-    return [*header, "encoding, padded"], rows
-
-
 def losses():
     """Three layers of multilingual-e5-small by loss, temperature and learning rate."""
     rows = []
@@ -525,7 +505,6 @@ def full_tables():
         "sizes": sizes(),
         "four-bits": four_bits(),
         "int8": int8(),
-        "gpu": gpu(),
         "speed": plain("speed-orders", "order, batch, precision"),
         "bf16": parts(("bf16, two layers", "bf16-two-layers", "layers-0-5-50k")),
         "parts": parts(of_hsic, of_dropout),
@@ -556,11 +535,6 @@ SHOWN = {  # table of a page: what it shows of the full one (columns, rows)
     "megabytes": (
         ["layers", "tokens", "MB, 4 bits", "STS, fp32", "STS, 4 bits", "QNLI, 4 bits"],
         None,
-    ),
-    "gpu": (
-        None,
-        "3 layers of 384, 512;3 layers of 384, 2048;6 layers of 384, 512;"
-        "6 layers of 384, 2048;12 layers of 768, 512;12 layers of 768, 2048",
     ),
     "speed": (
         ["order, batch, precision", "ours", "theirs", "ratio", "smallest", "largest"],

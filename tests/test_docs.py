@@ -2,6 +2,7 @@
 names are right, tables are those of the data, and the papers' pages have one skeleton."""
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -234,3 +235,48 @@ def test_a_size_of_a_departure_is_one_of_those_that_were_measured(script):
         numbers += sizes
     for number in numbers:
         assert re.search(rf"(?<![\d.]){number}(?![\de])", measured), number
+
+
+def test_the_numbers_of_one_gpu_are_those_of_its_data():
+    """docs/gpu.jsonl: the table, memory by the formula, the recipe and the paper's sizes."""
+    lines = list(map(json.loads, (ROOT / "docs/gpu.jsonl").read_text("utf-8").splitlines()))
+    section = TEXTS["docs/engineering.md"].split("## One GPU")[1].split("\n## ")[0]
+    found = {
+        (line["model"], line["batch"], line["way"]): line
+        for line in lines
+        if line["part"] == "gpu" and line["work"] == "training"
+    }
+    encoding = {
+        (line["model"], line["batch"]): line["sentences/s"]
+        for line in lines
+        if line["part"] == "gpu" and line["work"] == "encoding" and line["way"] == "parts"
+    }
+    used = []
+    for (model, batch, way), line in found.items():
+        layers, width = map(int, re.findall(r"\d+", model))
+        weights = layers * (12 * width**2 + 13 * width) + 30_522 * width
+        tokens = batch * line["tokens/s"] / line["sentences/s"] / (1 - line["padding"] / 100)
+        if way != "parts":
+            used.append((18 * weights + 45 * layers * width * tokens) / 1e9 / line["GB"])
+        elif batch > 64:
+            three = [found[model, batch, way] for way in ("parts", "padded", "one row")]
+            cells = [f"{row['sentences/s']:,.0f}" for row in three]
+            cells += [f"{row['GB']:.1f}" for row in three] + [f"{encoding[model, batch]:,.0f}"]
+            assert f"| {model}, {batch:,} | {' | '.join(cells)} |" in section
+    base = [
+        found["12 layers of 768", 2048, way]["sentences/s"]
+        for way in ("parts", "padded", "one row")
+    ]
+    launches = [line for line in lines if line["part"] == "launches"]
+    stated = [f"{min(used):.2f} to {max(used):.2f}", f"{base[0] / base[1]:.1f} times as fast"]
+    stated += [f"{base[2] / base[1]:.1f} times without", f"{launches[0]['ms a pass']:.0f} ms"]
+    stated += [f"{launches[-1]['ms a pass']:.0f} ms"]
+    stated += [f"{line['sentences/s']:,.0f}" for line in lines if line["part"] == "fp16"]
+    stated += [f"{round(line['sentences/s'], -2):,.0f}" for line in lines[-1:]]
+    recipe = [line for line in lines if line["part"] == "recipe"]
+    stated += [f"{line['seconds']} seconds" for line in recipe]
+    for words in stated:
+        assert words in " ".join(section.split()), words
+    for line in recipe:
+        on_cpu = make.RUNS[f"three-{line['seed']}"]
+        assert abs(list(on_cpu.values())[-1]["dev"] - line["dev"]) < 0.01

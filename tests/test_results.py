@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections import defaultdict
 from statistics import mean, stdev
 
 import pytest
@@ -303,7 +302,6 @@ def claims():
             ("0.009", max(by_seed)),
             ("2.25", speed["random, 64, fp32"]["by padding"]),
         ],
-        "gpu.md": gpu_claims(),
         "small-questions.md": [
             ("0.3", kd - average("KD-dropout", "dev")),
             ("0.006", max(hsic)),
@@ -322,50 +320,8 @@ def claims():
             ("0.3", kd - average("KD-dropout", "dev")),
             ("86.49", average("KD-now", "dev")),
             ("86.50", kd),
-            *[claim for claim in gpu_claims() if claim[0] in ("2.1", "2.8")],
         ],
     }
-
-
-def gpu_claims():
-    """What gpu.md says of the GPU: ratios, what cuDNN costs, memory by the formula."""
-    lines = [json.loads(line) for line in (ROOT / "results/data/gpu/h100.jsonl").open()]
-    _, rows = make.gpu()
-    large = [row for row in rows if not row[0].endswith(", 64")]
-    ratios = {
-        name: [float(r[3]) for r in large if r[0].startswith(name)] for name in ["3", "6", "12"]
-    }
-    small = ratios["3"] + ratios["6"]
-    tried = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        if line["part"] == "parts" and line["model"].startswith("3"):
-            setting = tried[line["batch"], line["passes"]]
-            setting[line["attention"]].append(line["sentences/s"])
-    slower = [
-        min(speeds["without cuDNN"]) / max(speeds["cuDNN (torch's default)"])
-        for speeds in tried.values()
-        if len(speeds) == 2
-    ]
-    memory = []
-    for line in lines:
-        if line["part"] == "gpu" and line["work"] == "training" and line["batch"] > 64:
-            layers, width = map(int, re.findall(r"\d+", line["model"]))
-            weights = layers * (12 * width**2 + 13 * width) + 30_522 * width
-            tokens = line["batch"] * line["tokens/s"] / line["sentences/s"]
-            tokens /= 1 - line["padding"] / 100
-            if line["way"] != "parts":
-                used = 18 * weights + 45 * layers * width * tokens
-                memory.append(used / 1e9 / line["GB"])
-    return [
-        ("2.1", min(ratios["12"])),
-        ("2.8", max(ratios["12"])),
-        ("1.1", min(small)),
-        ("2.2", max(small)),
-        ("1.7", min(slower)),
-        ("5.6", max(slower)),
-        ("0.82", min(memory)),
-        ("1.06", max(memory)),
-    ]
 
 
 # Settings, sizes of groups, versions, and what papers and packages state.
@@ -376,7 +332,6 @@ QUOTED = {
     "multilingual.md": "0.98 0.99 0.7",
     "pairs.md": "4.6",
     "speed.md": "6.2",
-    "gpu.md": "2.11 5.17 0.6 5.3 10.7 36.6 52.6 44.4 47.2 0.01",
     "small-questions.md": "0.1 0.2 0.6",
 }
 LOG = "log.md"  # its numbers are of the code of their day
