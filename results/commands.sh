@@ -44,57 +44,26 @@ for language in de en; do
         > runs/prompted-test-$language.tsv
 done
 
-# A BEIR folder's passages, their sentences, or the questions of its training split, one per line.
+# A BEIR folder's passages, one per line.
 texts() {
-    python - $1 $2 <<'END'
-import json, re, sys
+    python - $1/corpus.jsonl <<'END'
+import json, sys
 
-folder, kind = sys.argv[1:]
-def read(file):
-    return [json.loads(line) for line in open(f"{folder}/{file}", encoding="utf-8")]
-texts = [" ".join([row.get("title", ""), row["text"]]).strip() for row in read("corpus.jsonl")]
-if kind == "sentences":
-    texts = [part for text in texts for part in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9])", text)]
-if kind == "questions":
-    train = {line.split("\t")[0] for line in open(f"{folder}/qrels/train.tsv")}
-    texts = [row["text"] for row in read("queries.jsonl") if row["_id"] in train]
-print(*texts, sep="\n")
+for line in open(sys.argv[1], encoding="utf-8"):
+    row = json.loads(line)
+    print(" ".join([row.get("title", ""), row["text"]]).strip())
 END
 }
-texts $DATA/retrieval/scifact passages > runs/scifact-passages.txt  # 5,183
-texts $DATA/retrieval/scifact sentences > runs/scifact-sentences.txt  # 48,232
-texts $DATA/retrieval/scifact questions > runs/scifact-questions.txt  # 809
-texts $DATA/retrieval/qnli passages > runs/qnli-passages.txt  # 6,102
-texts $DATA/retrieval/qnli questions > runs/qnli-questions.txt  # 1,891
-texts $DATA/german/xquad-en passages > runs/xquad-en-passages.txt  # 1,180
+texts $DATA/retrieval/scifact > runs/scifact-passages.txt  # 5,183
+texts $DATA/retrieval/qnli > runs/qnli-passages.txt  # 6,102
 # E5's two prompts by turns, and the passages of XQuAD-R.
 for language in de en; do
-    texts $DATA/german/xquad-$language passages | sed 's/^/passage: /'
+    texts $DATA/german/xquad-$language | sed 's/^/passage: /'
 done > runs/xquad-passages.txt
 prompted() { awk '{ print (NR % 2 ? "query: " : "passage: ") $0 }' $1; }
 prompted $DE_EN_50K | cat - runs/xquad-passages.txt > runs/prompted-50k.txt
 five() { cat $1 $1 $1 $1 $1; }
 prompted $DE_EN_300K | cat - <(five runs/xquad-passages.txt) > runs/prompted-300k.txt
-# Some 20,000 texts each; half of them are general, in own-passages 15,000, in own-all none.
-cd runs
-awk 'NR % 10 == 0' scifact-sentences.txt > scifact-some.txt
-cat scifact-{passages,some,questions}.txt > own.txt
-awk 'NR % 4 == 0' scifact-sentences.txt | head -n 10000 > own-sentences.txt
-awk 'NR % 5 > 0' scifact-sentences.txt | head -n 14008 > scifact-more.txt
-cat scifact-{passages,questions,more}.txt > own-all.txt
-cat first10k.txt own.txt > own-20k.txt
-cat first10k.txt own-sentences.txt > own-sentences-20k.txt
-cat first10k.txt scifact-{passages,some}.txt > own-no-questions-20k.txt
-cat first10k.txt qnli-passages.txt > qnli-16k.txt
-head -n 15000 first20k.txt | cat - scifact-passages.txt > own-passages-20k.txt
-awk 'NR % 5 == 0' scifact-sentences.txt > scifact-fifth.txt
-head -n 25000 first50k.txt > first25k.txt
-# The texts of corpora, and the same after general sentences.
-cat {scifact,qnli}-{passages,questions}.txt scifact-fifth.txt xquad-en-passages.txt > corpora.txt
-cat first25k.txt corpora.txt > mix.txt
-cd ..
-head -n 100000 $DATA/unlabeled.txt | cat - runs/corpora.txt > runs/mix-large.txt
-
 # General sentences, and the passages of two corpora.
 cat $FIRST10K runs/{scifact,qnli}-passages.txt > runs/own-two.txt
 
@@ -159,24 +128,13 @@ END
 options files-dev <<END  # a model's files, on STS-B dev
 --bits 4 --group-size 64 --pairs $STSB_DEV --rounds 2
 END
-options file-sts <<END  # its file in 4 bits, on the STS sets
---bits 4 --group-size 64 --senteval $DATA/senteval --rounds 1
-END
 options dse <<END  # cross-encoders and their students
 --student $T --data $DATA/glue --epochs 3 --lr 1e-4 --group-by-length
-END
-options mix <<END  # general sentences and corpora
---teacher $T --dev $STSB_DEV --train runs/mix-large.txt --epochs 3 --batch-size 64
---lr 4e-4 --max-length 128 --eval-steps 975 --group-by-length --precision bf16
 END
 options half <<END  # the last step; dev chooses nothing
 --objective kd --teacher $T --student-layers 1,4,5 --dev runs/short-dev.tsv
 --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
 --eval-steps 1000 --group-by-length
-END
-options steps <<END  # the step that dev chooses, or the last
---objective kd --teacher $T --dev $STSB_DEV --epochs 1
---batch-size 64 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
 END
 
 options search <<END  # three layers, for search
@@ -536,102 +494,6 @@ python -m extras.layers runs/e5-20k --keep 3 --dev $DE_EN_DEV
 # scan-e5-six
 python -m extras.layers runs/e5-20k --keep 6 --dev $DE_EN_DEV
 
-## how-many-megabytes
-# int8-six-layers
-python -m extras.quantize $T --pairs $STSB_TEST --output runs/int8-six-layers
-# int8-three-layers
-python -m extras.quantize runs/speed-three-layers --pairs $STSB_TEST
-# int8-two-layers
-python -m extras.quantize runs/speed-two-layers --pairs $STSB_TEST
-# int8-one-layer
-python -m extras.quantize runs/speed-one-layer --pairs $STSB_TEST
-# tokens-20k
-python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 20000 --output runs/tokens-20k
-# tokens-12k
-python -m extras.trim $T --train $DATA/unlabeled.txt --tokens 12000 --output runs/tokens-12k
-# three-20k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 1,4,5 \
-    --train $FIRST50K --seed 0 --output runs/three-20k
-# three-12k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 1,4,5 \
-    --train $FIRST50K --seed 0 --output runs/three-12k
-# two-20k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 0,5 \
-    --train $FIRST50K --seed 0 --output runs/two-20k
-# two-12k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 0,5 \
-    --train $FIRST50K --seed 0 --output runs/two-12k
-# one-20k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-20k --student-layers 5 \
-    --train $FIRST50K --seed 0 --output runs/one-20k
-# one-12k
-python ckd.py @runs/own.txt --objective kd --student runs/tokens-12k --student-layers 5 \
-    --train $FIRST50K --seed 0 --output runs/one-12k
-# dev-six
-python -m extras.quantize $T @runs/files-dev.txt --rows 'fp32, ONNX Runtime' int8 '4 bits' \
-    --output runs/six
-# sts-six
-python -m extras.quantize $T @runs/file-sts.txt --rows '4 bits' --output runs/six
-# dev-three
-python -m extras.quantize runs/layers-1-4-5-50k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-two
-python -m extras.quantize runs/layers-0-5-50k-0 @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-one
-python -m extras.quantize runs/layer-5-50k-0 @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-three-20k
-python -m extras.quantize runs/three-20k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-two-20k
-python -m extras.quantize runs/two-20k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-one-20k
-python -m extras.quantize runs/one-20k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-three-12k
-python -m extras.quantize runs/three-12k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-two-12k
-python -m extras.quantize runs/two-12k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# dev-one-12k
-python -m extras.quantize runs/one-12k @runs/files-dev.txt \
-    --rows 'fp32, ONNX Runtime' int8 '4 bits'
-# sts-three
-python -m extras.quantize runs/layers-1-4-5-50k @runs/file-sts.txt --rows '4 bits'
-# sts-two
-python -m extras.quantize runs/layers-0-5-50k-0 @runs/file-sts.txt --rows '4 bits'
-# sts-one
-python -m extras.quantize runs/layer-5-50k-0 @runs/file-sts.txt --rows '4 bits'
-# sts-three-20k
-python -m extras.quantize runs/three-20k @runs/file-sts.txt --rows '4 bits'
-# sts-two-20k
-python -m extras.quantize runs/two-20k @runs/file-sts.txt --rows '4 bits'
-# sts-one-20k
-python -m extras.quantize runs/one-20k @runs/file-sts.txt --rows '4 bits'
-# sts-three-12k
-python -m extras.quantize runs/three-12k @runs/file-sts.txt --rows '4 bits'
-# sts-two-12k
-python -m extras.quantize runs/two-12k @runs/file-sts.txt --rows '4 bits'
-# sts-one-12k
-python -m extras.quantize runs/one-12k @runs/file-sts.txt --rows '4 bits'
-# fp32
-python eval_sts.py runs/layers-1-4-5-50k runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k \
-    runs/two-20k runs/one-20k runs/three-12k runs/two-12k runs/one-12k --senteval $DATA/senteval
-# qnli
-python -m extras.eval_retrieval $T runs/layers-1-4-5-50k runs/three-20k \
-    --beir $DATA/retrieval/qnli
-# qnli-4-bits
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/layers-1-4-5-50k \
-    runs/layers-0-5-50k-0 runs/layer-5-50k-0 runs/three-20k runs/two-20k runs/one-20k \
-    runs/three-12k runs/two-12k runs/one-12k --beir $DATA/retrieval/qnli
-# qnli-4-bits-six
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval $T --beir $DATA/retrieval/qnli
-# same-in-batches
-python -m extras.quantize $T @runs/files-dev.txt --rows int8 '4 bits' --output runs/batches
-
 ## speed
 # speed-three-layers
 python ckd.py @runs/own.txt --objective kd --student-layers 1,4,5 --train $FIRST50K \
@@ -653,86 +515,6 @@ python eval_sts.py runs/bf16-two-layers-0 runs/bf16-two-layers-1 runs/bf16-two-l
     --senteval $DATA/senteval
 
 ## search
-# text-general
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --seed 0 \
-    --output runs/text-general
-# text-general: seeds 0, 1, 2
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --seed $SEED \
-    --output runs/text-general-$SEED
-# text-own
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
-    --max-length 128 --seed 0 --output runs/text-own
-# text-own-sentences
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
-    --train runs/own-sentences-20k.txt --max-length 128 --seed 0 --output runs/text-own-sentences
-# text-own-passages
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
-    --train runs/own-passages-20k.txt --max-length 128 --seed 0 --output runs/text-own-passages
-# text-own-all
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-all.txt \
-    --max-length 128 --seed 0 --output runs/text-own-all
-# text-scifact
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/scifact
-# text-qnli
-python -m extras.eval_retrieval $T runs/text-general runs/text-own runs/text-own-sentences \
-    runs/text-own-passages runs/text-own-all --beir $DATA/retrieval/qnli
-# text-own-64
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
-    --seed 0 --output runs/text-own-64
-# text-own-256
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 --train runs/own-20k.txt \
-    --max-length 256 --seed 0 --output runs/text-own-256
-# text-own-no-questions
-python ckd.py @runs/cut.txt --objective kd --student-layers 1,4,5 \
-    --train runs/own-no-questions-20k.txt --max-length 128 --seed 0 \
-    --output runs/text-own-no-questions
-# text-scifact-more
-python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/retrieval/scifact
-# text-qnli-more
-python -m extras.eval_retrieval runs/text-own-64 runs/text-own-256 runs/text-own-no-questions \
-    --beir $DATA/retrieval/qnli
-# mix-tokens
-python -m extras.trim $T --train runs/mix.txt --tokens 20000 --output runs/mix-tokens
-# mix-three-large: seeds 0, 1, 2
-python ckd.py @runs/mix.txt --objective kd --student-layers 1,4,5 --seed $SEED \
-    --output runs/mix-three-large-$SEED
-# mix-two-large: seeds 0, 1, 2
-python ckd.py @runs/mix.txt --objective kd --student runs/mix-tokens --student-layers 0,5 \
-    --seed $SEED --output runs/mix-two-large-$SEED
-# mix-one-large: seeds 0, 1, 2
-python ckd.py @runs/mix.txt --objective kd --student runs/mix-tokens --student-layers 5 \
-    --seed $SEED --output runs/mix-one-large-$SEED
-# mix-large-scifact: seeds 0, 1, 2
-python -m extras.eval_retrieval runs/mix-three-large-$SEED runs/mix-two-large-$SEED \
-    runs/mix-one-large-$SEED --beir $DATA/retrieval/scifact
-# mix-large-qnli-0
-python -m extras.eval_retrieval runs/mix-three-large-0 runs/mix-two-large-0 runs/mix-one-large-0 \
-    --beir $DATA/retrieval/qnli
-# mix-large-sts: seeds 0, 1
-python eval_sts.py runs/mix-three-large-$SEED runs/mix-two-large-$SEED runs/mix-one-large-$SEED \
-    --senteval $DATA/senteval
-# mix-large-sts-4-bits-0
-python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-0 runs/mix-two-large-0 \
-    runs/mix-one-large-0 --senteval $DATA/senteval
-# mix-large-sts-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx eval_sts runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --senteval $DATA/senteval
-# mix-large-scifact-4-bits-0
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
-    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/scifact
-# mix-large-scifact-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --beir $DATA/retrieval/scifact
-# mix-large-qnli-4-bits-0
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-0 \
-    runs/mix-two-large-0 runs/mix-one-large-0 --beir $DATA/retrieval/qnli
-# mix-large-qnli-4-bits: seeds 1, 2
-python results/onnx_scores.py model_q4.onnx extras.eval_retrieval runs/mix-three-large-$SEED \
-    runs/mix-two-large-$SEED --beir $DATA/retrieval/qnli
-
-## own-texts
 # own-dev: seeds 0, 1, 2
 python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 1 --eval-steps 84 \
     --seed $SEED --output runs/own-dev-$SEED
@@ -973,29 +755,3 @@ python ckd.py @runs/half.txt --train runs/qnli-a.txt --seed $SEED --output runs/
 python ckd.py @runs/half.txt --train runs/qnli-b.txt --seed $SEED --output runs/unseen-qnli-b-$SEED
 # unseen-qnli
 python results/unseen.py halves $DATA/retrieval/qnli $T unseen-general unseen-qnli
-# steps-three-dev-scifact: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/own-no-questions-20k.txt \
-    --eval-steps 39 --seed $SEED --output runs/steps-three-dev-scifact-$SEED
-# steps-three-dev-qnli: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/qnli-16k.txt \
-    --eval-steps 39 --seed $SEED --output runs/steps-three-dev-qnli-$SEED
-# steps-three-last-scifact: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/own-no-questions-20k.txt \
-    --eval-steps 1000 --seed $SEED --output runs/steps-three-last-scifact-$SEED
-# steps-three-last-qnli: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 1,4,5 --train runs/qnli-16k.txt \
-    --eval-steps 1000 --seed $SEED --output runs/steps-three-last-qnli-$SEED
-# steps-two-dev-scifact: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/own-no-questions-20k.txt \
-    --eval-steps 39 --seed $SEED --output runs/steps-two-dev-scifact-$SEED
-# steps-two-dev-qnli: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/qnli-16k.txt \
-    --eval-steps 39 --seed $SEED --output runs/steps-two-dev-qnli-$SEED
-# steps-two-last-scifact: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/own-no-questions-20k.txt \
-    --eval-steps 1000 --seed $SEED --output runs/steps-two-last-scifact-$SEED
-# steps-two-last-qnli: seeds 0, 1, 2
-python ckd.py @runs/steps.txt --student-layers 0,5 --train runs/qnli-16k.txt \
-    --eval-steps 1000 --seed $SEED --output runs/steps-two-last-qnli-$SEED
-# unseen-steps
-python results/unseen.py steps $DATA/retrieval/scifact $DATA/retrieval/qnli

@@ -28,8 +28,6 @@ OWN = "KD ConGen CKD IBKD L2 MetaKD PKD Dual-L2 SEED SKD DistilFACE CRD HPD"
 LARGER = "KD-aligned CKD-aligned CKD ConGen IBKD KD SEED CRD L2 Dual-L2 SKD HPD PKD"
 DEPTHS = dict(three="three (1,4,5)", two="two (0,5)", one="one (5)")
 ALL_DEPTHS = dict(six=TEACHER_ROW) | DEPTHS
-LAYERS = dict(six="six-layers", three="three-layers", two="two-layers", one="one-layer")
-FOLDERS = dict(three="layers-1-4-5-50k", two="layers-0-5-50k-0", one="layer-5-50k-0")
 AMOUNTS = (5_000, 20_000, 50_000, 182_049)  # sentences
 BY_AMOUNT = {  # layers: the runs with these amounts, or "-"
     "three (1,3,5)": "KD-5k KD KD-50k KD-three-layers",
@@ -49,20 +47,6 @@ CUTS = {  # (model, layers that are kept): the names of its runs begin so
     ("multilingual-e5-small", "six"): r"e5-six-(\d+-){5}11",
 }
 EVERY_FOURTH = "3,7,11"
-OWN_TEXT = {  # texts: run
-    "general sentences alone": "text-general",
-    "half SciFact's abstracts, sentences and claims": "text-own",
-    "the same, 64 tokens": "text-own-64",
-    "the same, 256 tokens": "text-own-256",
-    "half SciFact's abstracts and sentences": "text-own-no-questions",
-    "half SciFact's sentences": "text-own-sentences",
-    "a quarter SciFact's abstracts": "text-own-passages",
-    "SciFact's texts alone": "text-own-all",
-}
-SEARCHES = dict(scifact=("SciFact", "nDCG@10"), qnli=("QNLI", "MRR@10"))
-MIX = dict(three="three (1,4,5)", two="two (0,5), 20,000 tokens", one="one (5), 20,000 tokens")
-FILES = {"30,522": "six three two one"}
-FILES |= {f"{n},000": f"three-{n}k two-{n}k one-{n}k" for n in (20, 12)}
 LANGUAGE = ("model", "English to German", "German to English")
 LANGUAGE_ROWS = ("teacher", "student", "student before")
 UNSEEN = {"scifact": "SciFact", "qnli": "QNLI"}
@@ -70,7 +54,6 @@ ANSWERS = ("teacher", "student before", "stage 1", "(stage 1)", "both stages")
 E5_STUDENTS = {"six": "six (0,1,2,9,10,11)", "three": "three (0,10,11)"}
 LANGUAGES = ("STS-B: German", "English", "XQuAD-R: German", "English ")
 LOSS = re.compile(r"e5-(KD|CKD|ConGen|IBKD)-(?:(0\.\d+)-)?(\d+e-4)(?:-0)?")
-SPEED_FORMATS = ("fp32, torch", "fp32, ONNX Runtime", "int8")  # rows of extras/quantize.py
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -117,13 +100,6 @@ def verdict(found, others):
     if abs(mean(differences)) > 2 * error and min(differences) * max(differences) > 0:
         return "ahead" if differences[0] > 0 else "behind"
     return "level"
-
-
-def found_in(tables, model, key):
-    """A score of each seed of a model: of the rows runs/MODEL, runs/MODEL-1, ... of these runs."""
-    pattern = re.compile(rf"runs/{re.escape(model)}(-\d)?")
-    rows = [row for table in tables for row in RUNS.get(table, {}).items()]
-    return [row[key] for name, row in rows if pattern.fullmatch(name)]
 
 
 # ---- Tables: a header, and rows of texts, numbers and lists of seeds -----------------------------
@@ -186,40 +162,23 @@ def by_amount(runs_of, title):
     return [title, *(f"{amount:,}" for amount in AMOUNTS)], rows
 
 
-def file_numbers(name):
-    """A student's files in fp32, int8 and 4 bits -> {MB, dev, avg, QNLI} of each."""
-    files = [dict(MB=row["MB"], dev=row["Spearman"]) for row in RUNS[f"dev-{name}"].values()]
-    fp32, _, four = files
-    folder = f"runs/{FOLDERS.get(name, name)}"
-    in_torch = RUNS["fp32"] | {"runs/six": TEACHER}
-    fp32["avg"] = mean(in_torch[folder][key] for key in SETS)
-    four["avg"] = mean(RUNS[f"sts-{name}"]["4 bits"][key] for key in SETS)
-    in_4_bits = RUNS["qnli-4-bits"] | {"runs/six": RUNS["qnli-4-bits-six"][MINILM]}
-    four["QNLI"] = in_4_bits[folder]["MRR@10"]
-    return files
-
-
-def megabytes():
-    """Megabytes and scores in fp32, int8 and 4 bits; a row per student."""
-    rows = []
-    for tokens, names in FILES.items():
-        for name in names.split():
-            fp32, int8, four = files = file_numbers(name)
-            sizes = [f"{file['MB']:.1f}" for file in files]
-            row = [ALL_DEPTHS[name.split("-")[0]], tokens, *sizes, fp32["avg"], four["avg"]]
-            rows.append([*row, four["QNLI"], *(file["dev"] for file in files)])
-    header = ["layers", "tokens", "MB, fp32", "MB, int8", "MB, 4 bits", "STS, fp32", "STS, 4 bits"]
-    return [*header, "QNLI, 4 bits", "dev, fp32", "dev, int8", "dev, 4 bits"], rows
-
-
 AVERAGED = ("avg", "avg without overlap")
 
 
 def sized(depth, form, column):
     """A score of the students of size.md, fp32 or 4 bits -> a list, one for each seed."""
-    file = "" if form == "fp32" else "-q4"
-    runs = [f"score-{depth}{file}"] + [f"score-{depth}{file}-{seed}" for seed in SEEDS]
-    return [RUNS[run][form][column] for run in runs if column in RUNS.get(run, {}).get(form, {})]
+    runs = [f"{set_}-{depth}{file}" for set_ in ("score", "scifact") for file in ("", "-q4")]
+    return scored(runs, form, column)
+
+
+def scored(runs, form, column):
+    """What scores.py gave in a column of a form, of these runs and their seeds -> a list."""
+    found = []
+    for run in runs:
+        for name in (run, *(f"{run}-{seed}" for seed in SEEDS)):
+            row = RUNS.get(name, {}).get(form, {})
+            found += [row[column]] if column in row else []
+    return found
 
 
 def minutes(depth):
@@ -236,29 +195,55 @@ def sizes():
             f"{sized(depth, 'fp32', 'MB')[0]:.0f}",
             f"{sized(depth, '4 bits', 'MB')[0]:.1f}",
         ]
-        found = [sized(depth, "fp32", key) for key in ("avg", "QNLI")]
+        found = [sized(depth, "fp32", key) for key in ("avg", "SciFact", "QNLI")]
         speed = RUNS[f"files-{depth}"]["fp32, torch"]["sentences/s"] / slowest
         time = "" if depth == "six" else f"{minutes(depth):.1f} min"
         rows.append([title, *megabytes, *found, f"{speed:.1f}", time])
-    header = ["layers", "MB", "MB in 4 bits", "STS average", "search (QNLI)"]
+    header = ["layers", "MB", "MB in 4 bits", "STS average", "SciFact", "QNLI"]
     return [*header, "speed", "training"], rows
+
+
+INDEXES = [f"{task}{index}" for index in ("", ", teacher's index") for task in ("SciFact", "QNLI")]
 
 
 def size():
     """Scores in fp32 and in 4 bits, with and without pairs that overlap, by either index."""
-    columns = (*AVERAGED, "QNLI", "QNLI, teacher's index")
     rows = []
     for depth, title in ALL_DEPTHS.items():
         for form in ("fp32", "4 bits"):
-            found = [sized(depth, form, key) for key in columns]
+            found = [sized(depth, form, key) for key in (*AVERAGED, *INDEXES)]
             rows.append([f"{title}, {form}", f"{sized(depth, form, 'MB')[0]:.1f}", *found])
-    return ["layers, file", "MB", "STS", "without overlap", "QNLI", "by the teacher's index"], rows
+    header = ["layers, file", "MB", "STS", "without overlap", "SciFact", "QNLI"]
+    return [*header, "SciFact, teacher's index", "QNLI, teacher's index"], rows
+
+
+TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
+    "20,000 general sentences": ("score-n20k-three", "fp32"),
+    "50,000 general sentences": ("score-three scifact-three", "fp32"),
+    "10,000, and both corpora: one epoch, dev's step": ("score-own-dev", "fp32"),
+    "one epoch, last step": ("score-own-last", "fp32"),
+    "three epochs, dev's step": ("score-own3-dev", "fp32"),
+    "three epochs, last step": ("score-own3-last", "fp32"),
+    "three epochs, last step, in 4 bits": ("score-own3-q4", "4 bits"),
+}
+
+
+def search():
+    """Three layers by their training texts and the step that is kept, by either index."""
+    rows = [
+        [TEACHER_ROW, *(sized("six", "fp32", key) for key in INDEXES), sized("six", "fp32", "avg")]
+    ]
+    for title, (runs, form) in TEXTS.items():
+        found = [scored(runs.split(), form, key) for key in (*INDEXES, "avg")]
+        rows.append([title, *found])
+    header = ["training texts", *INDEXES]
+    return [*header, "STS"], rows
 
 
 def files():
     """A file of each depth in four formats: what it scores on STS-B test, and how fast it is."""
     slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
-    forms = (*SPEED_FORMATS, "4 bits")
+    forms = ("fp32, torch", "fp32, ONNX Runtime", "int8", "4 bits")
     rows = []
     for depth, title in ALL_DEPTHS.items():
         found = RUNS[f"files-{depth}"]
@@ -267,38 +252,6 @@ def files():
         rows.append([title, f"{found['int8']['MB']:.1f}", *scores, *speeds])
     header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "4 bits"]
     return [*header, "speed: torch", "ONNX, fp32", "int8 ", "4 bits "], rows
-
-
-def four_bits():
-    """What 4 bits cost on search."""
-    general = [RUNS[run]["runs/layers-1-4-5-50k"]["MRR@10"] for run in ("qnli", "qnli-4-bits")]
-    teacher = [RUNS[run][MINILM]["MRR@10"] for run in ("qnli", "qnli-4-bits-six")]
-    rows = [[TEACHER_ROW, "", "", *teacher], ["three, general sentences", "", "", *general]]
-    for name in MIX:
-        found = []
-        for task, (_, key) in SEARCHES.items():
-            for form in ("", "-4-bits"):
-                tables = [f"mix-large-{task}{form}-{seed}" for seed in SEEDS]
-                found.append(found_in(tables, f"mix-{name}-large", key))
-        # The same seeds on both sides.
-        for place in (0, 2):
-            count = min(map(len, found[place : place + 2]))
-            found[place : place + 2] = [values[:count] for values in found[place : place + 2]]
-        rows.append([f"{name}, with both corpora", *found])
-    return ["layers", "SciFact, fp32", "4 bits", "QNLI, fp32", "4 bits "], rows
-
-
-def int8():
-    """Files in fp32 and int8, with torch and ONNX Runtime; speeds relative to the teacher's."""
-    slowest = RUNS["int8-six-layers"]["fp32, torch"]["sentences/s"]
-    rows = []
-    for depth, title in ALL_DEPTHS.items():
-        found = RUNS[f"int8-{LAYERS[depth]}"]
-        speeds = [f"{found[form]['sentences/s'] / slowest:.1f}" for form in SPEED_FORMATS]
-        dev = [found[form]["Spearman"] for form in SPEED_FORMATS[1:]]
-        rows.append([title, f"{found['int8']['MB']:.1f}", *dev, *speeds])
-    header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "speed: torch", "ONNX Runtime"]
-    return [*header, "int8 "], rows
 
 
 def parts(*compared):
@@ -366,38 +319,6 @@ def prediction():
     return ["model, layers", "cuts", "scan's choice", "best", "worst"], rows
 
 
-def own_text():
-    """SciFact, QNLI and STS-B dev of the same students, by training text; one seed."""
-    teacher = [RUNS[f"text-{task}"][MINILM][key] for task, (_, key) in SEARCHES.items()]
-    rows = [["(the teacher)", *teacher, TEACHER["dev"], ""]]
-    for title, run in OWN_TEXT.items():
-        found = [
-            (RUNS[f"text-{task}"] | RUNS[f"text-{task}-more"])[f"runs/{run}"][key]
-            for task, (_, key) in SEARCHES.items()
-        ]
-        *_, last = RUNS[run]
-        step = " ".join(re.findall(r"step (.*)\)", last))
-        rows.append([title, *found, final(run)["dev"], step])
-    searches = [" ".join(search) for search in SEARCHES.values()]
-    return ["20,000 texts", *searches, "STS-B dev", "step"], rows
-
-
-def mix():
-    """Students that were trained on both corpora, in 4 bits."""
-    size = f"{file_numbers('six')[0]['MB']:.0f} (fp32)"
-    teacher = [RUNS[f"text-{task}"][MINILM][key] for task, (_, key) in SEARCHES.items()]
-    rows = [[TEACHER_ROW, size, *teacher, TEACHER["avg"]]]
-    for name, title in MIX.items():
-        file = file_numbers(name if name == "three" else f"{name}-20k")[2]  # of the same shape
-        found = []
-        for task, key in [(task, key) for task, (_, key) in SEARCHES.items()] + [("sts", "avg")]:
-            tables = [f"mix-large-{task}-4-bits-{seed}" for seed in SEEDS]
-            found.append(found_in(tables, f"mix-{name}-large", key))
-        rows.append([title, f"{file['MB']:.1f}", *found])
-    searches = [" ".join(search) for search in SEARCHES.values()]
-    return ["layers", "MB in 4 bits", *searches, "STS average"], rows
-
-
 def interval(row, decimals=1):
     """A gain in nDCG@10 x 100 with its 95 % interval, as unseen.py prints it."""
     gain, low, high = [f"{row[f'nDCG@10{end}']:.{decimals}f}" for end in ("", " from", " to")]
@@ -413,25 +334,6 @@ def unseen():
         gains = [interval(found[f"gain, {kind}"]) for kind in ("seen", "unseen")]
         rows.append([title, teacher, general, *gains, interval(found["seen - unseen"])])
     header = ["nDCG@10 x 100", "teacher", "general sentences", "gain, seen", "gain, unseen"]
-    return [*header, "difference"], rows
-
-
-def steps():
-    """The step that STS-B dev chose against the last one, by corpus and number of layers."""
-    found = RUNS["unseen-steps"]
-    rows = []
-    for task, (title, _) in SEARCHES.items():
-        for depth in ("three", "two"):
-            names = [f"steps-{depth}-{{}}-{task}-{seed}" for seed in SEEDS]
-            kept = [
-                [found[name.format(rule)]["nDCG@10"] for name in names] for rule in ("dev", "last")
-            ]
-            rows_of = [list(RUNS[name.format("dev")])[-1] for name in names]
-            chosen = [re.search(r"step (\d+) of \d+", row)[1] for row in rows_of]
-            difference = interval(found[f"{task}, {depth}: dev - last"], 2)
-            rows.append([f"{title}, {depth} layers", ", ".join(chosen), *kept, difference])
-    rows.append(["both corpora and depths", "", "", "", interval(found["all: dev - last"], 2)])
-    header = ["nDCG@10 x 100", "steps that dev chose", "dev's choice", "last step"]
     return [*header, "difference"], rows
 
 
@@ -479,7 +381,11 @@ def losses():
         name = run.removesuffix("-0")
         tables = [(f"e5-losses-sts-{way}", f"runs/prompted-test-{way}.tsv") for way in ("de", "en")]
         tables += [(f"e5-losses-xquad-{way}", "MRR@10") for way in ("de", "en")]
-        tested = [found_in([table], name, key) for table, key in tables]
+        seeds = re.compile(rf"runs/{re.escape(name)}(-\d)?")
+        tested = [
+            [row[key] for model, row in RUNS[table].items() if seeds.fullmatch(model)]
+            for table, key in tables
+        ]
         title = ", ".join(filter(None, setting.groups()))
         rows.append([title, scores(name, "dev"), *tested])
     return ["loss, temperature, rate", "dev", *LANGUAGES], sorted(rows)
@@ -490,21 +396,17 @@ def full_tables():
     before = {"student before": BEFORE | RUNS["KD-0"]["student before"]}
     larger = {"teacher": TESTED.get(MPNET, {}) | RUNS["M-KD-0"]["teacher"]}
     larger |= {"aligned teacher": ALIGNED} | before
-    small = {DEPTHS[depth]: run.removesuffix("-0") for depth, run in FOLDERS.items()}
     of_hsic = ("IBKD: HSIC", "IBKD", "IBKD-no-HSIC")
     of_dropout = ("KD: dropout of 0.1", "KD-dropout", "KD")
     tables = {
         "own-teacher": students({"teacher": TEACHER} | before, {n: n for n in OWN.split()}),
         "larger-teacher": students(larger, {n: f"M-{n}" for n in LARGER.split()}),
-        "how-small": students({TEACHER_ROW: TEACHER}, small),
         "amounts": by_amount(BY_AMOUNT, "layers"),
         "curve": by_amount(CURVE, "teacher, loss"),
-        "megabytes": megabytes(),
         "size": size(),
+        "search": search(),
         "files": files(),
         "sizes": sizes(),
-        "four-bits": four_bits(),
-        "int8": int8(),
         "speed": plain("speed-orders", "order, batch, precision"),
         "bf16": parts(("bf16, two layers", "bf16-two-layers", "layers-0-5-50k")),
         "parts": parts(of_hsic, of_dropout),
@@ -515,11 +417,8 @@ def full_tables():
         "prediction": prediction(),
         "multilingual": multilingual(),
         "losses": losses(),
-        "own-text": own_text(),
-        "mix": mix(),
         "pairs": pairs(),
         "unseen": unseen(),
-        "steps": steps(),
     }
     return tables
 
@@ -531,10 +430,6 @@ SHOWN = {  # table of a page: what it shows of the full one (columns, rows)
     "larger-teacher": (
         AVERAGES,
         "teacher;aligned teacher;student before;KD-aligned;CKD-aligned;CKD;ConGen;IBKD;KD",
-    ),
-    "megabytes": (
-        ["layers", "tokens", "MB, 4 bits", "STS, fp32", "STS, 4 bits", "QNLI, 4 bits"],
-        None,
     ),
     "speed": (
         ["order, batch, precision", "ours", "theirs", "ratio", "smallest", "largest"],
@@ -551,11 +446,6 @@ SHOWN = {  # table of a page: what it shows of the full one (columns, rows)
         "12, all;12, 20,000;six (0,1,2,9,10,11), 20,000, 4 bits;three (0,10,11), 20,000, 4 bits",
     ),
     "losses": (None, "KD, 16e-4;CKD, 0.05, 8e-4;ConGen, 0.1, 8e-4;IBKD, 0.1, 4e-4"),
-    "own-text": (
-        ["20,000 texts", "SciFact nDCG@10", "QNLI MRR@10", "STS-B dev"],
-        "(the teacher);general sentences alone;half SciFact's abstracts, sentences and claims;"
-        "half SciFact's abstracts and sentences;SciFact's texts alone",
-    ),
     "pairs": (
         ["model", "stsb: dev Spearman", "stsb: test Spearman"]
         + ["mrpc: dev accuracy", "mrpc: test accuracy"],
@@ -629,10 +519,10 @@ def draw_curve():
 
 
 def draw_sizes():
-    """STS average and QNLI against megabytes, teacher included, in fp32 and in 4 bits."""
-    panels = plt.figure(figsize=(9, 3.8)).subplots(1, 2)
-    labels = ("STS, mean of 7 sets", "search: QNLI, MRR@10")
-    for axes, key, label in zip(panels, ("avg", "QNLI"), labels):
+    """STS average and search against megabytes, teacher included, in fp32 and in 4 bits."""
+    panels = plt.figure(figsize=(10, 3.4)).subplots(1, 3)
+    labels = ("STS, mean of 7 sets", "SciFact, nDCG@10", "QNLI, MRR@10")
+    for axes, key, label in zip(panels, ("avg", "SciFact", "QNLI"), labels):
         for form, mark in (("fp32", "o-"), ("4 bits", "s--")):
             means, deviations = with_deviations([sized(depth, form, key) for depth in ALL_DEPTHS])
             megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
@@ -645,40 +535,6 @@ def draw_sizes():
         axes.margins(0.15)
         axes.legend(loc="lower center", frameon=False)
     write_figure(axes.figure, "sizes")
-
-
-def draw_megabytes():
-    """STS average of the files in fp32 and 4 bits against their megabytes."""
-    axes = logarithmic("megabytes (dashed: in 4 bits)", (4, 6, 8, 10, 20, 40, 90))
-    for number, (tokens, names) in enumerate(FILES.items()):
-        files = [file_numbers(name) for name in names.split()]
-        for place, line in ((0, "-"), (2, "--")):
-            points = [(file[place]["MB"], file[place]["avg"]) for file in files]
-            label = f"{tokens} tokens" if place == 0 else None
-            axes.plot(*zip(*points), f"C{number}{'os^'[number]}{line}", label=label)
-            for depth, point in zip(ALL_DEPTHS, points):
-                if tokens == "30,522":
-                    axes.annotate(f"  {depth}", point)
-    save("megabytes", axes)
-
-
-def draw_search():
-    """The share of the teacher's search that files in 4 bits keep, against their megabytes."""
-    axes = logarithmic("megabytes of the file in 4 bits", (4, 5, 6, 7, 8, 9, 10))
-    teacher = {task: RUNS[f"text-{task}"][MINILM][key] for task, (_, key) in SEARCHES.items()}
-    names = [name for names in FILES.values() for name in names.replace("six ", "").split()]
-    files = [file_numbers(name)[2] for name in names]
-    kept = [100 * file["QNLI"] / teacher["qnli"] for file in files]
-    axes.plot([file["MB"] for file in files], kept, "o", label="QNLI, general sentences")
-    for name, file, share in zip(names[:3], files, kept):
-        axes.annotate(f"  {name}", (file["MB"], share), va="center")
-    _, rows = mix()
-    sizes = [float(row[1]) for row in rows[1:]]
-    for place, task, mark in ((3, "qnli", "s"), (2, "scifact", "^")):
-        found = [[100 * value / teacher[task] for value in row[place]] for row in rows[1:]]
-        label = f"{SEARCHES[task][0]}, its texts in training"
-        axes.errorbar(sizes, *with_deviations(found), fmt=mark, label=label)
-    save("search", axes, 100, "the teacher, 90 MB", "% of the teacher's score")
 
 
 def draw_layers():
@@ -724,7 +580,7 @@ def main():
     tables = page_tables()
     for page in (HERE.parent / "README.md", *HERE.glob("*.md")):
         page.write_text(with_tables(page.read_text("utf-8"), tables), "utf-8")
-    for draw in (draw_curve, draw_sizes, draw_megabytes, draw_search, draw_layers, draw_losses):
+    for draw in (draw_curve, draw_sizes, draw_layers, draw_losses):
         draw()
 
 

@@ -8,7 +8,7 @@ results/data/PAGE.jsonl: name, command, commit, seed, machine, seconds, peak mem
 scores, and for training the sentences per second, without scoring. The commit is the last one that
 has changed any code that a run depends on. A run that has a line is not run again; one that was
 broken off goes on. With --jobs, several run at a time, each on its share of the cores: two of one
-thread made 1.2 to 1.4 times as much as one of two. A run that measures speed runs alone. Linux only.
+thread do 1.2 to 1.4 times as much as one of two. What measures speed runs alone. Linux only.
 """
 
 import argparse
@@ -144,12 +144,12 @@ def run_and_keep(page, run, seed, command, data, commit, needed=()):
     """Run a command once those that it needs have ended, and append its line to the page's data."""
     for other in needed:
         other.result()
-    print(command, flush=True)
+    print(f"{run} ({page}): {command}", flush=True)
     outcome = execute(run, expand(command, data))
     if outcome is None:
         print(f"{run}: failed", file=sys.stderr)
         return
-    print(f"{run}: {outcome['seconds']} seconds", flush=True)
+    print(f"{run}: {outcome['seconds']} seconds; {time.strftime('%H:%M')}", flush=True)
     line = dict(run=run, command=command, commit=commit, seed=seed, machine=machine())
     with open(DATA / f"{page}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line | outcome) + "\n")
@@ -161,10 +161,23 @@ def use_threads(count):
     torch.set_num_threads(count)
 
 
+def print_minutes(todo):
+    """How long each page's runs took, by the lines in its data, and how many are to come."""
+    for page in dict.fromkeys(page for page, *_ in all_runs()):
+        path = DATA / f"{page}.jsonl"
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        minutes = sum(json.loads(line).get("seconds", 0) for line in lines) / 60
+        to_come = sum(1 for entry in todo if entry[0] == page)
+        print(
+            f"{page}: {len(lines)} runs took {minutes:.0f} minutes; {to_come} to come", flush=True
+        )
+
+
 def run_all(todo, jobs, data, commit):
     cores = os.cpu_count()
     use_threads(cores // jobs)
     started = {}  # run: its future
+    print_minutes(todo)
     with ThreadPoolExecutor(jobs) as pool:
         for page, run, seed, command in todo:
             arguments = (page, run, seed, command, data, commit)

@@ -91,7 +91,7 @@ def test_german_sentences_are_drawn_from_both_sources_and_are_no_evaluation_sent
 
 
 def test_what_the_corpora_share_is_what_the_pages_say(shared_data):
-    """results/search-megabytes.md and search.md: texts that are the same, word for word."""
+    """Texts of two corpora that are the same, word for word."""
 
     def texts(folder, file, key="text"):
         lines = (shared_data / folder / file).read_text("utf-8").splitlines()

@@ -1,10 +1,12 @@
 """The pages of results/: commands and data belong together, and numbers in prose are the data's."""
 
+import ast
 import importlib
 import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from statistics import mean, stdev
 
@@ -17,7 +19,6 @@ import scores
 import eval_sts
 import make
 import runs
-import teaching
 from extras import eval_retrieval
 
 PAGES = {path.name: path.read_text("utf-8") for path in ROOT.glob("results/*.md")}
@@ -32,8 +33,7 @@ GONE = {"--task": "dr", "--teacher": "/teacher", "--senteval": "/senteval", "--s
 def test_each_command_has_its_line_and_each_line_its_command():
     """Recorded lines of training have test scores, which now have commands of their own."""
     commands = {run for _, run, *_ in runs.all_runs()}
-    lessons = {teaching.run_name(title, seed) for title in teaching.EXERCISES for seed in (0, 1, 2)}
-    assert set(make.LINES) - lessons <= commands
+    assert set(make.LINES) <= commands
     assert all(run.startswith("tests-") for run in commands - set(make.LINES))
 
 
@@ -94,40 +94,8 @@ def average(name, key="avg"):
     return mean(make.scores(name, key))
 
 
-def four_bits_losses(depth):
-    """What 4 bits cost on search, for each student, corpus and seed."""
-    found = []
-    for title, *values in make.four_bits()[1]:
-        if title.startswith(depth):
-            for fp32, four in zip(values[::2], values[1::2]):
-                found += [a - b for a, b in zip(listed(fp32), listed(four))]
-    return found
-
-
 def listed(value):
     return value if isinstance(value, list) else [value] if isinstance(value, float) else []
-
-
-def file_losses(names, key, places=(0, 2)):
-    """How much a student's files lose: fp32 - 4 bits, or other places."""
-    files = [make.file_numbers(name) for name in names.split()]
-    return [file[places[0]][key] - file[places[1]][key] for file in files]
-
-
-def tokens_cost(key, place, tokens):
-    files = {
-        name: make.file_numbers(name)[place][key] for name in " ".join(make.FILES.values()).split()
-    }
-    return [files[depth] - files[f"{depth}-{tokens}k"] for depth in make.DEPTHS]
-
-
-def onnx_speeds():
-    """4 bits against fp32 in ONNX Runtime."""
-    names = " ".join(make.FILES.values()).split()
-    found = [make.RUNS[f"dev-{name}"] for name in names]
-    return [
-        row["4 bits"]["sentences/s"] / row["fp32, ONNX Runtime"]["sentences/s"] for row in found
-    ]
 
 
 def kept(form, column):
@@ -139,34 +107,15 @@ def kept(form, column):
     return [100 * of[student, form] / of["12, all", "fp32"] for student in students]
 
 
-def all_files():
-    return " ".join(make.FILES.values())
-
-
-def int8_losses():
-    return [row[2] - row[3] for row in make.int8()[1]]
-
-
-def mix_losses():
-    """What 4 bits cost on STS, for each student of both corpora and each seed."""
-    found = []
-    for name in make.MIX:
-        for seed in make.SEEDS:
-            tables = [[f"mix-large-sts{form}-{seed}"] for form in ("", "-4-bits")]
-            fp32, four = [make.found_in(t, f"mix-{name}-large", "avg") for t in tables]
-            found += [a - b for a, b in zip(fp32, four)]
-    return found
-
-
 def from_teacher(key):
     """How far three, two and one layers are from their teacher, in fp32."""
     (teacher,) = make.sized("six", "fp32", key)
     return [mean(make.sized(depth, "fp32", key)) - teacher for depth in make.DEPTHS]
 
 
-def by_index():
-    """What the teacher's index adds to the students' own, by seed."""
-    keys = ("QNLI, teacher's index", "QNLI")
+def by_index(task="QNLI"):
+    """What the teacher's index adds to the students' own, by depth."""
+    keys = (f"{task}, teacher's index", task)
     pairs = [[make.sized(depth, "fp32", key) for key in keys] for depth in make.DEPTHS]
     return [mean(theirs) - mean(own) for theirs, own in pairs]
 
@@ -177,9 +126,27 @@ def made_by_files(form):
     return [file["fp32, torch"]["Spearman"] - file[form]["Spearman"] for file in files]
 
 
-def four_bits_on_search(depth):
-    fp32, four = [make.sized(depth, form, "QNLI") for form in ("fp32", "4 bits")]
+def four_bits_on_search(depth, task="QNLI"):
+    fp32, four = [make.sized(depth, form, task) for form in ("fp32", "4 bits")]
     return [a - b for a, b in zip(fp32, four, strict=True)]
+
+
+INDEX, QNLI_INDEX = "SciFact, teacher's index", "QNLI, teacher's index"
+
+
+def searched(run, key="SciFact"):
+    return mean(make.scored([f"score-{run}"], "fp32", key))
+
+
+def four_bits_cost(key):
+    """Of the student of three epochs, the last step."""
+    return searched("own3-last", key) - mean(make.scored(["score-own3-q4"], "4 bits", key))
+
+
+def steps(last, dev):
+    """By seed, how far dev's step is below the last one on SciFact."""
+    found = [make.scored([f"score-{run}"], "fp32", "SciFact") for run in (last, dev)]
+    return [a - b for a, b in zip(*found, strict=True)]
 
 
 SQUARED = ("PKD", "MetaKD", "L2", "Dual-L2", "SKD")
@@ -191,8 +158,6 @@ def claims():
     """{page: {number in prose: what it is}}; a number is compared as it is written."""
     gain = average("three-own-KD-182k") - average(OWN_50K)
     dev_loss = average(OWN_50K, "dev") - average("three-own-KD-182k", "dev")
-    three, two = four_bits_losses("three"), four_bits_losses("two")
-    teacher = make.four_bits()[1][0][3:]  # fp32, 4 bits on QNLI
     passed = average(OWN_50K) - make.TEACHER["avg"]
     kd = average("KD", "dev")
     speed = make.RUNS["speed-orders"]
@@ -210,14 +175,11 @@ def claims():
         for i in make.SEEDS
         for key in ("avg", "dev")
     ]
-    texts = {row[0]: row[1] for row in make.own_text()[1]}
-    lengths = [texts[f"the same, {n} tokens"] for n in (64, 256)]
-    half = texts["half SciFact's abstracts, sentences and claims"]
     query = make.RUNS["e5-xquad-de-query"][make.E5]["MRR@10"]
     losses = {row[0]: row[1] for row in make.losses()[1]}
     return {
         "layers.md": [
-            ("0.18", spread(f"text-general-{i}" for i in make.SEEDS)),
+            ("0.08", spread(f"n20k-three-{i}" for i in make.SEEDS)),
             ("0.21", max(scan_loss(pattern) for pattern in make.CUTS.values())),
             ("2.0", below_best(MPNET, make.EVERY_FOURTH)),
             ("2.7", below_best(E5, make.EVERY_FOURTH)),
@@ -229,22 +191,6 @@ def claims():
             ("78.87", make.TEACHER["avg"]),
             ("86.72", make.TEACHER["dev"]),
         ],
-        "how-many-megabytes.md": [
-            ("0.30", max(file_losses(all_files(), "avg"))),
-            ("0.3", file_losses("six", "avg")[0]),
-            ("2.2", teacher[0] - teacher[1]),
-            ("0.6", min(tokens_cost("avg", 0, 20))),
-            ("1.1", max(tokens_cost("avg", 0, 20))),
-            ("1.9", min(tokens_cost("avg", 0, 12))),
-            ("2.7", max(tokens_cost("avg", 0, 12))),
-            ("4.2", min(tokens_cost("QNLI", 2, 12))),
-            ("6.3", max(tokens_cost("QNLI", 2, 12))),
-            ("0.09", max(int8_losses())),
-            ("97.15", make.RUNS["same-in-batches"]["int8"]["same in batches"]),
-            ("99.95", make.RUNS["same-in-batches"]["4 bits"]["same in batches"]),
-            ("0.6", min(onnx_speeds())),
-            ("1.4", max(onnx_speeds())),
-        ],
         "size.md": [
             ("0.4", from_teacher("avg")[0]),
             ("1.0", -from_teacher("avg")[1]),
@@ -255,10 +201,19 @@ def claims():
             ("0.8", -by_index()[0]),
             ("0.1", max(made_by_files("int8"))),
             ("0.4", max(made_by_files("4 bits"))),
-            ("2.2", four_bits_on_search("six")[0]),
-            ("1.1", max(loss for depth in make.DEPTHS for loss in four_bits_on_search(depth))),
+            ("6.3", -from_teacher("SciFact")[0]),
+            ("9.7", -from_teacher("SciFact")[1]),
+            ("19.1", -from_teacher("SciFact")[2]),
+            ("2.2", by_index("SciFact")[0]),
+            ("4.1", by_index("SciFact")[1]),
+            ("6.6", by_index("SciFact")[2]),
             ("1.3", by_index()[1]),
             ("3.0", by_index()[2]),
+            ("3.0", mean(four_bits_on_search("three", "SciFact"))),
+            ("1.4", mean(four_bits_on_search("two", "SciFact"))),
+            ("1.0", mean(four_bits_on_search("two"))),
+            ("0.4", -four_bits_on_search("six", "SciFact")[0]),
+            ("2.2", four_bits_on_search("six")[0]),
             *[
                 ("0.3", a - b)
                 for depth in make.ALL_DEPTHS
@@ -267,7 +222,7 @@ def claims():
         ],
         "own-teacher.md": [
             ("0.1", max(abs(average(n, "dev") - kd) for n in SQUARED)),
-            ("0.18", spread(f"text-general-{i}" for i in make.SEEDS)),
+            ("0.08", spread(f"n20k-three-{i}" for i in make.SEEDS)),
             ("0.1", kd - average("ConGen", "dev")),
             ("0.3", kd - average("CKD", "dev")),
             ("0.4", kd - average("IBKD", "dev")),
@@ -277,15 +232,24 @@ def claims():
             ("0.2", average("M-KD-aligned") - average("M-CKD-aligned")),
             ("75.90", average("DistilFACE")),
         ],
-        "search-megabytes.md": [
-            ("0.46", max(mix_losses())),
-            ("2.2", teacher[0] - teacher[1]),
-            ("12.8", make.file_numbers("six")[2]["MB"]),
-            ("0.5", min(three)),
-            ("1.7", max(three)),
-            ("1.4", max(map(abs, two))),
+        "search.md": [
+            ("55.4", searched("n20k-three")),
+            ("63.5", searched("own-last")),
+            ("64.5", make.sized("six", "fp32", "SciFact")[0]),
+            ("0.8", searched("own-last", "QNLI") - searched("n20k-three", "QNLI")),
+            ("1.6", make.sized("six", "fp32", "QNLI")[0] - searched("own-last", "QNLI")),
+            ("2.5", searched("n20k-three", INDEX) - searched("n20k-three")),
+            ("0.7", searched("own3-last", "QNLI") - searched("own3-last", QNLI_INDEX)),
+            ("1.0", searched("own-last", "QNLI") - searched("own-last", QNLI_INDEX)),
+            ("2.6", max(steps("own-last", "own-dev"))),
+            ("0.4", mean(steps("own3-last", "own3-dev"))),
+            ("1.6", four_bits_cost("SciFact")),
+            ("0.2", four_bits_cost(INDEX)),
+            ("0.3", four_bits_cost("QNLI")),
+            ("0.7", four_bits_cost(QNLI_INDEX)),
+            ("64.0", mean(make.scored(["score-own3-q4"], "4 bits", INDEX))),
+            ("9.8", make.sized("three", "4 bits", "MB")[0]),
         ],
-        "search.md": [("0.3", max(abs(value - half) for value in lengths))],
         "multilingual.md": [
             ("99.64", make.RUNS["e5-20k"]["after"]["% of tokens kept"]),
             ("94", kept("4 bits", "STS-B: German")[0]),
@@ -308,13 +272,11 @@ def claims():
             ("83.60", make.final("en-de")["dev"]),
         ],
         "README.md": [
-            ("3.5", make.TEACHER["avg"] - average("layer-5-50k")),
-            ("9.8", make.file_numbers("three")[2]["MB"]),
-            ("12.8", make.file_numbers("six")[2]["MB"]),
-            ("0.09", max(int8_losses())),
-            ("0.14", max(int8_losses() + file_losses(all_files(), "dev", (0, 1)))),
-            ("0.5", min(three)),
-            ("1.7", max(three)),
+            ("3.5", -from_teacher("avg")[2]),
+            ("9.8", make.sized("three", "4 bits", "MB")[0]),
+            ("12.9", make.sized("six", "4 bits", "MB")[0]),
+            ("1.0", make.sized("six", "fp32", "SciFact")[0] - searched("own-last")),
+            ("1.6", make.sized("six", "fp32", "QNLI")[0] - searched("own-last", "QNLI")),
             ("7.5", make.RUNS["e5-three-300k-4-bits-0"]["4 bits"]["MB"]),
             ("94", min(kept("4 bits", column)[0] for column in make.LANGUAGES)),
             ("0.3", kd - average("KD-dropout", "dev")),
@@ -414,21 +376,108 @@ def test_words_of_the_size_page():
     by_set = {key: words(key)[0] for key in make.SETS}
     assert {key for key in by_set if by_set[key] == "ahead"} == {"STS12", "STS14", "STS16"}
     assert {key for key in by_set if by_set[key] == "behind"} == {"STS-B", "SICK-R"}
-    assert words("QNLI") == ["behind"] * 3
-    index = "QNLI, teacher's index"
-    pairs = [[make.sized(depth, "fp32", key) for key in (index, "QNLI")] for depth in make.DEPTHS]
-    assert [make.verdict(*pair) for pair in pairs] == ["behind", "ahead", "ahead"]
+    found = {}
+    for task in ("SciFact", "QNLI"):
+        assert words(task) == ["behind"] * 3
+        for name, other in (("index", f"{task}, teacher's index"), ("4 bits", task)):
+            forms = ("fp32", "4 bits" if name == "4 bits" else "fp32")
+            pairs = [
+                (make.sized(depth, forms[1], other), make.sized(depth, forms[0], task))
+                for depth in make.DEPTHS
+            ]
+            found[task, name] = [make.verdict(*pair) for pair in pairs]
+    assert found["SciFact", "index"] == ["ahead"] * 3
+    assert found["QNLI", "index"] == ["behind", "ahead", "ahead"]
+    assert found["SciFact", "4 bits"][:2] == ["behind", "behind"]
+    assert found["QNLI", "4 bits"][:2] == ["level", "behind"]
+
+
+NEW = ("size", "search")  # pages whose lines are of the new set
+
+
+def new_lines():
+    return [make.LINES[run] for page, run, *_ in runs.all_runs() if page in NEW]
+
+
+def test_words_of_the_search_page():
+    """Own texts against general ones, by either index; dev's step against the last; epochs."""
+
+    def words(run, other, key):
+        return make.verdict(*[make.scored([f"score-{name}"], "fp32", key) for name in (run, other)])
+
+    for key in ("SciFact", "QNLI"):
+        assert words("own-last", "n20k-three", key) == "ahead"
+        assert words("own3-last", "n20k-three", key) == "ahead"
+        assert words("own3-last", "own-last", key) == "level"
+        assert words("own-dev", "own-last", key) == "level"
+    assert words("own3-dev", "own3-last", "SciFact") == "behind"
+    assert words("own3-dev", "own3-last", "QNLI") == "level"
+    by_index = {
+        run: [
+            make.verdict(*[make.scored([f"score-{run}"], "fp32", key) for key in both])
+            for both in ((INDEX, "SciFact"), (QNLI_INDEX, "QNLI"))
+        ]
+        for run in ("n20k-three", "own-last", "own3-last")
+    }
+    assert by_index == {
+        "n20k-three": ["ahead", "level"],
+        "own-last": ["behind", "behind"],
+        "own3-last": ["level", "behind"],
+    }
+    in_4_bits = {"SciFact": "behind", INDEX: "level", "QNLI": "level", QNLI_INDEX: "behind"}
+    for key, word in in_4_bits.items():
+        four = make.scored(["score-own3-q4"], "4 bits", key)
+        assert make.verdict(four, make.scored(["score-own3-last"], "fp32", key)) == word
+    teacher = make.sized("six", "fp32", "SciFact")
+    assert make.verdict(make.scored(["score-own-last"], "fp32", "SciFact"), teacher) == "behind"
+    chosen = [
+        re.search(r"step (\d+) of", list(make.RUNS[f"{run}-dev-{seed}"])[-1])[1]
+        for run in ("own", "own3")
+        for seed in make.SEEDS
+    ]
+    assert chosen == ["333", "168", "252", "501", "835", "668"]
 
 
 def test_the_lines_of_the_new_set_are_of_one_commit_and_one_machine():
-    lines = [
-        make.LINES[run] for page, run, *_ in runs.all_runs() if page == "size" and run in make.LINES
-    ]
-    for key in ("commit", "machine"):
-        assert len({line[key] for line in lines}) == 1, key
-    assert all(line["seconds"] > 0 for line in lines) and len(lines) == 33
-    said = f"took {sum(line['seconds'] for line in lines) / 60:.0f} minutes in all"
-    assert said in " ".join(PAGES["size.md"].split())
+    lines = new_lines()
+    assert len({line["commit"] for line in lines}) == 1
+    assert len({re.sub(r"\d threads", "", line["machine"]) for line in lines}) == 1
+    assert all(line["seconds"] > 0 for line in lines)
+    for page in NEW:
+        spent = [make.LINES[run]["seconds"] for name, run, *_ in runs.all_runs() if name == page]
+        said = f"took {sum(spent) / 60:.0f} minutes"
+        assert said in " ".join(PAGES[f"{page}.md"].split()), said
+
+
+def program(source):
+    """What a file does, apart from its comments and texts."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name, value in ast.iter_fields(node):
+            values = value if isinstance(value, list) else [value]
+            texts = [
+                isinstance(part, ast.JoinedStr)
+                or (isinstance(part, ast.Constant) and isinstance(part.value, str))
+                for part in values
+            ]
+            kept = [ast.Constant("") if text else part for part, text in zip(values, texts)]
+            setattr(node, name, kept if isinstance(value, list) else kept[0])
+    return ast.dump(tree)
+
+
+def test_the_code_of_the_new_set_is_this_code_apart_from_comments_and_texts():
+    (commit,) = {line["commit"] for line in new_lines()}
+    git = ["git", "-C", str(ROOT)]
+    tree = [*git, "ls-tree", "-r", "--name-only", commit]
+    found = subprocess.run(tree, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"this clone has no commit {commit}")
+    code = re.compile(r"\w+\.py|extras/.*\.py|results/(scores|unseen)\.py")
+    names = list(filter(code.fullmatch, found.stdout.split()))
+    assert "ckd.py" in names and "results/scores.py" in names and "extras/sweep.py" in names
+    for name in names:
+        then = subprocess.check_output([*git, "show", f"{commit}:{name}"], text=True)
+        assert program(then) == program((ROOT / name).read_text("utf-8")), name
 
 
 def test_the_overlaps_that_the_index_states(shared_data):

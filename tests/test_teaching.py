@@ -9,8 +9,8 @@ from conftest import ROOT, demo_sentences, losses
 
 import common
 
-sys.path.insert(0, str(ROOT / "results"))
-import teaching
+sys.path.insert(0, str(ROOT / "docs"))
+import lesson
 
 # Of each exercise, the first step whose loss is not the unchanged script's; an epoch has four.
 FIRST_STEPS = (2, 1, 5, 1, 1, 3, 1, 2)  # the first step has learning rate 0
@@ -24,7 +24,7 @@ def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
 
     def run(title):
         script = tmp_path / f"{title}.py"
-        script.write_text(teaching.changed_script(title), "utf-8")
+        script.write_text(lesson.changed_script(title), "utf-8")
         spec = importlib.util.spec_from_file_location("exercise", script)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
 
 def test_an_exercise_changes_the_loss_from_the_step_on_at_which_it_should(losses_of):
     """It fails if ckd.py no longer has the line that the page changes."""
-    unchanged, *titles = teaching.EXERCISES
+    unchanged, *titles = lesson.EXERCISES
     unchanged = losses_of(unchanged)
     assert len(unchanged) == 8
     for title, step in zip(titles, FIRST_STEPS, strict=True):
@@ -51,5 +51,5 @@ def test_an_exercise_changes_the_loss_from_the_step_on_at_which_it_should(losses
 
 
 def test_results_are_those_of_the_data():
-    page = teaching.PAGE.read_text("utf-8")
-    assert teaching.filled(page) == page
+    page = lesson.PAGE.read_text("utf-8")
+    assert lesson.filled(page) == page

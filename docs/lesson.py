@@ -1,9 +1,9 @@
 """The exercises of docs/teaching.md: applies the page's diffs to ckd.py and fills in the results.
 
-  python results/teaching.py       three seeds of each: 12 minutes of one core
+  python docs/lesson.py       three seeds of each: 12 minutes of one core
 
 It needs runs/lesson.txt, which the page's first command writes. A run adds its line to
-data/teaching.jsonl; one that has a line is not run again.
+teaching.jsonl; one that has a line is not run again.
 """
 
 import json
@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
 import make
 import runs
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "teaching.md"
-DATA = Path(__file__).parent / "data" / "teaching.jsonl"
+DATA = ROOT / "docs" / "teaching.jsonl"
 SEEDS = (0, 1, 2)
 COMMAND = re.compile(r"^python ckd\.py ((?:--demo|@demo/ckd\.txt) (?:\\\n|.)*)$", re.M)
 DIFF = re.compile(r"^### \d\. (.+)\n+```diff\n- (.+)\n\+ (.+)\n```", re.M)
@@ -37,6 +38,12 @@ def changed_script(title):
     number = [line.split("  #")[0].strip() for line in lines].index(old)
     lines[number] = lines[number].replace(old, new)
     return "".join(lines)
+
+
+def measured():
+    """{run: its scores}"""
+    lines = map(json.loads, DATA.read_text("utf-8").splitlines()) if DATA.exists() else ()
+    return {line["run"]: line["scores"] for line in lines}
 
 
 def run_name(title, seed):
@@ -67,12 +74,12 @@ def measure(title, seed):
 
 def filled(page):
     """The page, with the table of results; a difference is that of two runs with the same seed."""
-    measured = {run: line["scores"] for run, line in make.read_lines().items()}
+    runs_of = measured()
     rows = []
     for title in EXERCISES:
-        found = [measured[run_name(title, seed)] for seed in SEEDS]
+        found = [runs_of[run_name(title, seed)] for seed in SEEDS]
         dev = [scores["last step"]["dev"] for scores in found]
-        unchanged = [measured[run_name("Unchanged", s)]["last step"]["dev"] for s in SEEDS]
+        unchanged = [runs_of[run_name("Unchanged", s)]["last step"]["dev"] for s in SEEDS]
         before = [f"{found[0][row]['dev']:.2f}" for row in ("teacher", "student before")]
         difference = [a - b for a, b in zip(dev, unchanged)]
         loss = mean(scores["last step"]["loss"] for scores in found)
@@ -86,7 +93,7 @@ def filled(page):
 def main():
     for seed in SEEDS:
         for title in EXERCISES:
-            if run_name(title, seed) not in make.RUNS:
+            if run_name(title, seed) not in measured():
                 measure(title, seed)
     PAGE.write_text(filled(TEXT), "utf-8")
 
