@@ -220,11 +220,11 @@ def size():
 TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
     "20,000 general sentences": ("score-n20k-three", "fp32"),
     "50,000 general sentences": ("score-three scifact-three", "fp32"),
-    "10,000, and both corpora: one epoch, dev's step": ("score-own-dev", "fp32"),
-    "one epoch, last step": ("score-own-last", "fp32"),
-    "three epochs, dev's step": ("score-own3-dev", "fp32"),
-    "three epochs, last step": ("score-own3-last", "fp32"),
-    "three epochs, last step, in 4 bits": ("score-own3-q4", "4 bits"),
+    "both corpora, one epoch, dev's step": ("score-own-dev", "fp32"),
+    "both corpora, one epoch, last step": ("score-own-last", "fp32"),
+    "both corpora, three epochs, dev's step": ("score-own3-dev", "fp32"),
+    "both corpora, three epochs, last step": ("score-own3-last", "fp32"),
+    "the last, in 4 bits": ("score-own3-q4", "4 bits"),
 }
 
 
@@ -528,12 +528,15 @@ def draw_sizes():
             megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
             axes.errorbar(megabytes, means, deviations, fmt=mark, label=form)
             for depth, x, y in zip(ALL_DEPTHS, megabytes, means):
-                axes.annotate(depth, (x, y), (4, -11), textcoords="offset points")
+                place = (
+                    dict(xytext=(8, -3)) if depth == "six" else dict(xytext=(-8, -3), ha="right")
+                )
+                axes.annotate(depth, (x, y), textcoords="offset points", **place)
         axes.set(xscale="log", xlabel="megabytes", title=label)
         axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
         axes.minorticks_off()
-        axes.margins(0.15)
-        axes.legend(loc="lower center", frameon=False)
+        axes.margins(0.2, 0.1)
+    panels[0].legend(loc="center", frameon=False)
     write_figure(axes.figure, "sizes")
 
 

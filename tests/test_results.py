@@ -212,6 +212,9 @@ def claims():
             ("3.0", mean(four_bits_on_search("three", "SciFact"))),
             ("1.4", mean(four_bits_on_search("two", "SciFact"))),
             ("1.0", mean(four_bits_on_search("two"))),
+            ("0.3", mean(four_bits_on_search("one", "SciFact"))),
+            ("0.5", mean(four_bits_on_search("one"))),
+            ("0.5", max(loss for d in make.ALL_DEPTHS for loss in four_bits_on_search(d, "STS-B"))),
             ("0.4", -four_bits_on_search("six", "SciFact")[0]),
             ("2.2", four_bits_on_search("six")[0]),
             *[
@@ -243,6 +246,9 @@ def claims():
             ("1.0", searched("own-last", "QNLI") - searched("own-last", QNLI_INDEX)),
             ("2.6", max(steps("own-last", "own-dev"))),
             ("0.4", mean(steps("own3-last", "own3-dev"))),
+            ("0.5", -min(steps("own-last", "own-dev"))),
+            ("1.3", searched("own3-last", INDEX) - searched("own-last", INDEX)),
+            ("0.6", searched("own-last") - searched("own-last", INDEX)),
             ("1.6", four_bits_cost("SciFact")),
             ("0.2", four_bits_cost(INDEX)),
             ("0.3", four_bits_cost("QNLI")),
@@ -388,8 +394,10 @@ def test_words_of_the_size_page():
             found[task, name] = [make.verdict(*pair) for pair in pairs]
     assert found["SciFact", "index"] == ["ahead"] * 3
     assert found["QNLI", "index"] == ["behind", "ahead", "ahead"]
-    assert found["SciFact", "4 bits"][:2] == ["behind", "behind"]
-    assert found["QNLI", "4 bits"][:2] == ["level", "behind"]
+    assert found["SciFact", "4 bits"] == ["behind", "behind", "level"]
+    assert found["QNLI", "4 bits"] == ["level", "behind", "behind"]
+    in_4_bits = [make.sized(depth, "4 bits", "QNLI") for depth in ("three", "six")]
+    assert make.verdict(*in_4_bits) == "level"
 
 
 NEW = ("size", "search")  # pages whose lines are of the new set
@@ -405,10 +413,14 @@ def test_words_of_the_search_page():
     def words(run, other, key):
         return make.verdict(*[make.scored([f"score-{name}"], "fp32", key) for name in (run, other)])
 
+    epochs = dict(SciFact="ahead", QNLI="level")
+    general = make.sized("three", "fp32", "QNLI")
+    assert make.verdict(make.scored(["score-own-last"], "fp32", "QNLI"), general) == "level"
     for key in ("SciFact", "QNLI"):
         assert words("own-last", "n20k-three", key) == "ahead"
         assert words("own3-last", "n20k-three", key) == "ahead"
         assert words("own3-last", "own-last", key) == "level"
+        assert words("own3-last", "own-last", f"{key}, teacher's index") == epochs[key]
         assert words("own-dev", "own-last", key) == "level"
     assert words("own3-dev", "own3-last", "SciFact") == "behind"
     assert words("own3-dev", "own3-last", "QNLI") == "level"
