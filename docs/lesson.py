@@ -74,12 +74,12 @@ def measure(title, seed):
 
 def filled(page):
     """The page, with the table of results; a difference is that of two runs with the same seed."""
-    runs_of = measured()
+    scores_of = measured()
     rows = []
     for title in EXERCISES:
-        found = [runs_of[run_name(title, seed)] for seed in SEEDS]
+        found = [scores_of[run_name(title, seed)] for seed in SEEDS]
         dev = [scores["last step"]["dev"] for scores in found]
-        unchanged = [runs_of[run_name("Unchanged", s)]["last step"]["dev"] for s in SEEDS]
+        unchanged = [scores_of[run_name("Unchanged", s)]["last step"]["dev"] for s in SEEDS]
         before = [f"{found[0][row]['dev']:.2f}" for row in ("teacher", "student before")]
         difference = [a - b for a, b in zip(dev, unchanged)]
         loss = mean(scores["last step"]["loss"] for scores in found)

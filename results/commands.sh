@@ -1,6 +1,6 @@
 # The commands of the runs that the pages of results/ rest on; results/runs.py runs all of them.
 #
-# Paste the lines up to "## own-teacher" into bash, in the project's folder, then any command.
+# Paste the lines up to "## size" into bash, in the project's folder, then any command.
 # "# KD: seeds 0, 1, 2" names the runs KD-0, KD-1 and KD-2: set SEED before each. A later option
 # takes the place of an earlier one, those of @runs/NAME.txt included. GNU head and awk. Training
 # sees STS-B dev alone; the runs tests-NAME have the test scores.

@@ -161,25 +161,23 @@ def use_threads(count):
     torch.set_num_threads(count)
 
 
-def print_minutes(todo):
+def print_minutes(waiting):
     """How long each page's runs took, by the lines in its data, and how many are to come."""
     for page in dict.fromkeys(page for page, *_ in all_runs()):
         path = DATA / f"{page}.jsonl"
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         minutes = sum(json.loads(line).get("seconds", 0) for line in lines) / 60
-        to_come = sum(1 for entry in todo if entry[0] == page)
-        print(
-            f"{page}: {len(lines)} runs took {minutes:.0f} minutes; {to_come} to come", flush=True
-        )
+        to_come = sum(1 for entry in waiting if entry[0] == page)
+        print(f"{page}: {len(lines)} runs took {minutes:.0f} minutes; {to_come} to come")
 
 
-def run_all(todo, jobs, data, commit):
+def run_all(waiting, jobs, data, commit):
     cores = os.cpu_count()
     use_threads(cores // jobs)
     started = {}  # run: its future
-    print_minutes(todo)
+    print_minutes(waiting)
     with ThreadPoolExecutor(jobs) as pool:
-        for page, run, seed, command in todo:
+        for page, run, seed, command in waiting:
             arguments = (page, run, seed, command, data, commit)
             if ALONE.search(command):
                 for other in started.values():
@@ -204,15 +202,15 @@ def main():
     prepare(args.data)
     DATA.mkdir(exist_ok=True)
     os.environ.setdefault("XDG_CACHE_HOME", str(Path("runs", "cache").absolute()))
-    todo = []
+    waiting = []
     for page, run, seed, command in all_runs():
         path = DATA / f"{page}.jsonl"
         done = path.read_text("utf-8") if path.exists() else ""
         if f'"run": "{run}"' not in done and (not args.only or run in args.only):
-            todo.append((page, run, seed, command))
+            waiting.append((page, run, seed, command))
     if args.only:
-        todo.sort(key=lambda entry: args.only.index(entry[1]))
-    run_all(todo, args.jobs, args.data, commit_of_code())
+        waiting.sort(key=lambda entry: args.only.index(entry[1]))
+    run_all(waiting, args.jobs, args.data, commit_of_code())
 
 
 if __name__ == "__main__":

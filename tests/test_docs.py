@@ -272,6 +272,15 @@ def test_the_numbers_of_one_gpu_are_those_of_its_data():
     stated += [f"{launches[-1]['ms a pass']:.0f} ms"]
     stated += [f"{line['sentences/s']:,.0f}" for line in lines if line["part"] == "fp16"]
     stated += [f"{round(line['sentences/s'], -2):,.0f}" for line in lines[-1:]]
+    small = [
+        [found[f"{layers} layers of 384", 2048, way] for way in ("parts", "padded")]
+        for layers in (6, 3)
+    ]
+    slower = [100 - 100 * a["sentences/s"] / b["sentences/s"] for a, b in small]
+    memory = [100 * a["GB"] / b["GB"] for a, b in small]
+    stated += [f"{slower[0]:.0f} to {slower[1]:.0f} %", f"{memory[1]:.0f} to {memory[0]:.0f} %"]
+    two = [found["12 layers of 768", 512, way]["sentences/s"] for way in ("parts", "padded")]
+    stated += [f"{100 - 100 * two[0] / two[1]:.0f} % slower"]
     recipe = [line for line in lines if line["part"] == "recipe"]
     stated += [f"{line['seconds']} seconds" for line in recipe]
     for words in stated:
