@@ -3,7 +3,7 @@
 Each cut keeps --keep layers, always the last one, and is scored on the same --sample of pairs. All
 cuts are scored if there are at most 300 (3 of 12: 55); otherwise the layer whose removal costs
 least is removed, until --keep are left. Up to ten are printed; training changes their order
-(results/layers.md).
+(results/size.md).
 
   python -m extras.layers sentence-transformers/all-MiniLM-L6-v2 --keep 3 --dev demo/dev.tsv
 """

