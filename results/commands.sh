@@ -269,11 +269,11 @@ python ckd.py @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --lr 4
     --temperature 0.2 --seed $SEED --output runs/CKD-$SEED
 # ConGen: seeds 1, 2
 python congen.py @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --head identity \
-    --lr 8e-4 --teacher-temperature 0.2 --student-temperature 0.2 --seed $SEED --output \
-    runs/ConGen-$SEED
+    --lr 8e-4 --teacher-temperature 0.2 --student-temperature 0.2 --seed $SEED \
+    --output runs/ConGen-$SEED
 # IBKD: seeds 1, 2
-python ibkd.py @runs/methods.txt --teacher $T --epochs 1 --stage distill --lr 4e-4 --temperature \
-    0.2 --seed $SEED --output runs/IBKD-$SEED
+python ibkd.py @runs/methods.txt --teacher $T --epochs 1 --stage distill --lr 4e-4 \
+    --temperature 0.2 --seed $SEED --output runs/IBKD-$SEED
 # SimCSE: seeds 1, 2
 python distilface.py @runs/methods.txt --student $T --steps 157 --pooling avg --lr 3e-5 \
     --temperature 0.2 --seed $SEED --output runs/SimCSE-$SEED

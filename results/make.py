@@ -28,10 +28,10 @@ CHOICES = {  # of size.md: {students of all-MiniLM-L6-v2: the run that trains, t
     "three (1,4,5), 20,000": ("n20k-three", "score-n20k-three"),
     "three (0,3,5), 20,000": ("cut-0-3-5", ""),
 }
-TWELVE = {  # {all-mpnet-base-v2 and its students: model}
-    "all-mpnet-base-v2, twelve layers": "sentence-transformers/all-mpnet-base-v2",
-    "six (0,2,4,6,9,11), 5,000": "runs/mpnet-six",
-    "four (0,4,8,11), 5,000": "runs/mpnet-four",
+TWELVE = {  # {all-mpnet-base-v2 and its students: (name of the run, model)}
+    "all-mpnet-base-v2, twelve layers": ("mpnet", "sentence-transformers/all-mpnet-base-v2"),
+    "six (0,2,4,6,9,11), 5,000": ("mpnet-six", "runs/mpnet-six"),
+    "four (0,4,8,11), 5,000": ("mpnet-four", "runs/mpnet-four"),
 }
 TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
     "20,000 general sentences": ("score-n20k-three", "fp32"),
@@ -169,12 +169,12 @@ def choices():
     rows = []
     for title, (run, score) in CHOICES.items():
         rows.append([title, dev(run), *(scored([score], "fp32", key) for key in TESTS)])
-    for title, model in TWELVE.items():
-        name = model.removeprefix("runs/")
-        own_dev = dev(name) or RUNS["mpnet-six"]["teacher"]["dev"]
+    teacher = RUNS["mpnet-six"]["teacher"]["dev"]
+    for title, (name, model) in TWELVE.items():
         (tested,) = RUNS["mpnet-sts-b"][model].values()
-        score = f"score-{name if dev(name) else 'mpnet'}"
-        rows.append([title, own_dev, tested, scored([score], "fp32", "QNLI")])
+        rows.append(
+            [title, dev(name) or teacher, tested, scored([f"score-{name}"], "fp32", "QNLI")]
+        )
     return ["layers, sentences", "STS-B dev", "STS-B test", "QNLI"], rows
 
 
