@@ -266,7 +266,7 @@ def parse_args():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shown = "(default: %(default)s)"
     section = "(default: %(default)s; paper §4.1)"
-    table_7 = "(default: %(default)s, BERT-base's in Table 7; docs/congen.md has the others)"
+    table_7 = "(default: %(default)s, BERT-base's in Table 7; docs/tables/congen.sh has the others)"
     parser = ArgumentParser(__doc__)
 
     add = parser.add_argument_group("models").add_argument

@@ -159,20 +159,47 @@ python -m extras.layers $T --keep 3 --dev $STSB_DEV
 # cut-0-3-5: seeds 0, 1, 2
 python ckd.py @runs/small.txt --student-layers 0,3,5 --train $FIRST20K --seed $SEED \
     --output runs/cut-0-3-5-$SEED
+# score-cut-0-3-5: seeds 0, 1, 2
+python results/scores.py runs/cut-0-3-5-$SEED --data $DATA --sets sts scifact qnli \
+    --json runs/score-cut-0-3-5-$SEED.json
 # mpnet-six
 python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
     --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-six
 # mpnet-four
 python ckd.py @runs/small.txt --teacher $M --student-layers 0,4,8,11 --train $FIRST5K \
     --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-four
-# mpnet-sts-b
-python eval_sts.py $M runs/mpnet-six runs/mpnet-four --pairs $STSB_TEST
 # score-mpnet
 python results/scores.py $M --data $DATA --sets qnli --json runs/score-mpnet.json
 # score-mpnet-six
 python results/scores.py runs/mpnet-six --data $DATA --sets qnli --json runs/score-mpnet-six.json
 # score-mpnet-four
 python results/scores.py runs/mpnet-four --data $DATA --sets qnli --json runs/score-mpnet-four.json
+# mpnet-six: seeds 1, 2
+python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
+    --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-six-$SEED
+# mpnet-four: seeds 1, 2
+python ckd.py @runs/small.txt --teacher $M --student-layers 0,4,8,11 --train $FIRST5K \
+    --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-four-$SEED
+# sts-mpnet
+python results/scores.py $M --data $DATA --sets sts --json runs/sts-mpnet.json
+# sts-mpnet-six
+python results/scores.py runs/mpnet-six --data $DATA --sets sts --json runs/sts-mpnet-six.json
+# sts-mpnet-four
+python results/scores.py runs/mpnet-four --data $DATA --sets sts --json runs/sts-mpnet-four.json
+# score-mpnet-six: seeds 1, 2
+python results/scores.py runs/mpnet-six-$SEED --data $DATA --sets sts qnli \
+    --json runs/score-mpnet-six-$SEED.json
+# score-mpnet-four: seeds 1, 2
+python results/scores.py runs/mpnet-four-$SEED --data $DATA --sets sts qnli \
+    --json runs/score-mpnet-four-$SEED.json
+# scifact-mpnet
+python results/scores.py $M --data $DATA --sets scifact --json runs/scifact-mpnet.json
+# scifact-mpnet-six
+python results/scores.py runs/mpnet-six --data $DATA --sets scifact \
+    --json runs/scifact-mpnet-six.json
+# scifact-mpnet-four
+python results/scores.py runs/mpnet-four --data $DATA --sets scifact \
+    --json runs/scifact-mpnet-four.json
 
 ## search
 # own-dev: seeds 0, 1, 2
@@ -313,6 +340,35 @@ python results/scores.py "runs/try-SimCSE/lr=3e-5,temperature=0.2" --data $DATA 
 # score-SimCSE: seeds 1, 2
 python results/scores.py runs/SimCSE-$SEED --data $DATA --sets sts \
     --json runs/score-SimCSE-$SEED.json
+# M-aligned
+python -m extras.align --teacher $M --student $T --student-layers 1,4,5 --train $FIRST5K \
+    --output runs/M-aligned
+# try-M-KD
+python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-M-KD -- \
+    @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --objective kd
+# try-M-CKD
+python -m extras.sweep ckd.py "lr=4e-4,8e-4 temperature=0.05,0.1" --output runs/try-M-CKD -- \
+    @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --queue-size 8192
+# M-KD: seeds 1, 2
+python ckd.py @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --objective kd \
+    --lr 4e-4 --seed $SEED --output runs/M-KD-$SEED
+# M-CKD: seeds 1, 2
+python ckd.py @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 \
+    --queue-size 8192 --lr 4e-4 --temperature 0.05 --seed $SEED --output runs/M-CKD-$SEED
+# score-M-aligned
+python results/scores.py runs/M-aligned --data $DATA --sets sts --json runs/score-M-aligned.json
+# score-M-KD-0
+python results/scores.py "runs/try-M-KD/lr=4e-4" --data $DATA --sets sts \
+    --json runs/score-M-KD-0.json
+# score-M-KD: seeds 1, 2
+python results/scores.py runs/M-KD-$SEED --data $DATA --sets sts \
+    --json runs/score-M-KD-$SEED.json
+# score-M-CKD-0
+python results/scores.py "runs/try-M-CKD/lr=4e-4,temperature=0.05" --data $DATA --sets sts \
+    --json runs/score-M-CKD-0.json
+# score-M-CKD: seeds 1, 2
+python results/scores.py runs/M-CKD-$SEED --data $DATA --sets sts \
+    --json runs/score-M-CKD-$SEED.json
 
 ## multilingual
 # e5-20k

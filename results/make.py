@@ -17,21 +17,19 @@ plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbel
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2)
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
-TESTS = ("STS-B", "QNLI")  # of size.md's second table
+TESTS = ("avg", "SciFact", "QNLI")  # of README's table, and of size.md's second
 AVERAGED = ("avg", "avg without overlap")
 INDEXES = [f"{task}{index}" for index in ("", ", teacher's index") for task in ("SciFact", "QNLI")]
 TEACHER_ROW = "six (the teacher)"
 DEPTHS = dict(three="three (1,4,5)", two="two (0,5)", one="one (5)")
 ALL_DEPTHS = dict(six=TEACHER_ROW) | DEPTHS
-CHOICES = {  # of size.md: {students of all-MiniLM-L6-v2: the run that trains, that of its scores}
-    "three (1,4,5), 50,000 sentences": ("three", "score-three"),
-    "three (1,4,5), 20,000": ("n20k-three", "score-n20k-three"),
-    "three (0,3,5), 20,000": ("cut-0-3-5", ""),
-}
-TWELVE = {  # {all-mpnet-base-v2 and its students: (name of the run, model)}
-    "all-mpnet-base-v2, twelve layers": ("mpnet", "sentence-transformers/all-mpnet-base-v2"),
-    "six (0,2,4,6,9,11), 5,000": ("mpnet-six", "runs/mpnet-six"),
-    "four (0,4,8,11), 5,000": ("mpnet-four", "runs/mpnet-four"),
+CHOICES = {  # of size.md's second table: {model: the run that trains it}
+    "three (1,4,5), 50,000 sentences": "three",
+    "three (1,4,5), 20,000": "n20k-three",
+    "three (0,3,5), 20,000": "cut-0-3-5",
+    "all-mpnet-base-v2, twelve layers": "mpnet",
+    "six (0,2,4,6,9,11), 5,000": "mpnet-six",
+    "four (0,4,8,11), 5,000": "mpnet-four",
 }
 TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
     "20,000 general sentences": ("score-n20k-three", "fp32"),
@@ -45,6 +43,13 @@ TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
     "IBKD: QNLI's passages and questions, then its answers": ("score-answers-ibkd-2", "fp32"),
 }
 METHODS = ("KD", "L2", "CKD", "ConGen", "IBKD", "SimCSE")
+LARGER = {  # the students of methods.md's second table, two of them of all-mpnet-base-v2
+    "M-KD": "its student by KD",
+    "M-CKD": "its student by CKD",
+    "KD": "own model's student by KD",
+    "CKD": "own model's student by CKD",
+    "SimCSE": "SimCSE, no teacher",
+}
 E5_MODELS = {  # of multilingual.md: the models, seed by seed
     "twelve layers, all tokens": ["runs/e5-plain"],
     "twelve layers, 20,000 tokens": ["runs/e5-plain-20k"],
@@ -91,9 +96,10 @@ def scored(runs, form, column):
     return [row[column] for row in found if column in row]
 
 
-def sized(depth, form, column):
-    """A score of the students of size.md, fp32 or 4 bits -> a list, one for each seed."""
-    runs = [f"{sets}-{depth}{file}" for sets in ("score", "scifact") for file in ("", "-q4")]
+def sized(model, form, column):
+    """A score of a model of size.md, fp32 or 4 bits -> a list, one for each seed."""
+    tables = ("sts", "score", "scifact")
+    runs = [f"{table}-{model}{file}" for table in tables for file in ("", "-q4")]
     return scored(runs, form, column)
 
 
@@ -145,7 +151,7 @@ def sizes():
             f"{sized(depth, 'fp32', 'MB')[0]:.0f}",
             f"{sized(depth, '4 bits', 'MB')[0]:.1f}",
         ]
-        found = [sized(depth, "fp32", key) for key in ("avg", "SciFact", "QNLI")]
+        found = [sized(depth, "fp32", key) for key in TESTS]
         speed = RUNS[f"files-{depth}"]["fp32, torch"]["sentences/s"] / slowest
         time = "" if depth == "six" else f"{minutes(depth):.1f} min"
         rows.append([title, *megabytes, *found, f"{speed:.1f}", time])
@@ -166,16 +172,12 @@ def size():
 
 def choices():
     """Students by their layers and the number of sentences, and a teacher of twelve layers."""
-    rows = []
-    for title, (run, score) in CHOICES.items():
-        rows.append([title, dev(run), *(scored([score], "fp32", key) for key in TESTS)])
     teacher = RUNS["mpnet-six"]["teacher"]["dev"]
-    for title, (name, model) in TWELVE.items():
-        (tested,) = RUNS["mpnet-sts-b"][model].values()
-        rows.append(
-            [title, dev(name) or teacher, tested, scored([f"score-{name}"], "fp32", "QNLI")]
-        )
-    return ["layers, sentences", "STS-B dev", "STS-B test", "QNLI"], rows
+    rows = [
+        [title, dev(run) or teacher, *(sized(run, "fp32", key) for key in TESTS)]
+        for title, run in CHOICES.items()
+    ]
+    return ["layers, sentences", "STS-B dev", "STS", "SciFact", "QNLI"], rows
 
 
 def search():
@@ -207,12 +209,12 @@ def trials(method):
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def tried(name):
+def tried(name, title=None):
     """The row of a method: its best trial, which is seed 0, and two more seeds."""
     setting, best = next(iter(trials(name).items()))
     devs = [best, *(dev(f"{name}-{seed}")[0] for seed in SEEDS[1:])]
     found = [scored([f"score-{name}"], "fp32", key) for key in AVERAGED]
-    return [name, setting.replace(",", ", ").replace("=", " "), devs, *found]
+    return [title or name, setting.replace(",", ", ").replace("=", " "), devs, *found]
 
 
 def methods():
@@ -225,6 +227,17 @@ def methods():
         *sorted(map(tried, METHODS), key=lambda row: -mean(row[3])),
     ]
     return ["method", "best of four trials", "STS-B dev", "STS", "without overlap"], rows
+
+
+def larger():
+    """KD and CKD by all-mpnet-base-v2, aligned, beside those by the student's own model."""
+    teacher = RUNS["M-KD-1"]["teacher"]["dev"]
+    found = [scored(["score-M-aligned"], "fp32", key) for key in AVERAGED]
+    rows = [
+        ["all-mpnet-base-v2, aligned", "", teacher, *found],
+        *(tried(name, title) for name, title in LARGER.items()),
+    ]
+    return ["teacher, student", "best of four trials", *methods()[0][2:]], rows
 
 
 def files():
@@ -304,7 +317,7 @@ def draw_sizes():
     """STS average and search against megabytes, teacher included, in fp32 and in 4 bits."""
     panels = plt.figure(figsize=(10, 3.4)).subplots(1, 3)
     labels = ("STS, mean of 7 sets", "SciFact, nDCG@10", "QNLI, MRR@10")
-    for axes, key, label in zip(panels, ("avg", "SciFact", "QNLI"), labels):
+    for axes, key, label in zip(panels, TESTS, labels):
         for form, mark in (("fp32", "o-"), ("4 bits", "s--")):
             means, deviations = with_deviations([sized(depth, form, key) for depth in ALL_DEPTHS])
             megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
@@ -324,11 +337,12 @@ def draw_sizes():
 
 def draw_trials():
     """STS-B dev of every trial of every method, the best one as a ring."""
-    axes = plt.figure(figsize=(7, 3.4)).subplots()
-    for method in METHODS:
+    axes = plt.figure(figsize=(8, 3.4)).subplots()
+    for method in (*METHODS, "M-KD", "M-CKD"):
         best, *others = trials(method).values()
-        axes.plot([method] * len(others), others, "o", color="C0")
-        axes.plot([method], [best], "o", ms=10, mfc="none", color="C1")
+        label = method.replace("M-", "larger\nteacher,\n")
+        axes.plot([label] * len(others), others, "o", color="C0")
+        axes.plot([label], [best], "o", ms=10, mfc="none", color="C1")
     axes.set_ylabel("STS-B dev, Spearman x 100")
     write_figure(axes.figure, "trials")
 
@@ -336,8 +350,8 @@ def draw_trials():
 def page_tables():
     """{name in a marker: (header, rows)}"""
     tables = dict(sizes=sizes(), size=size(), choices=choices(), search=search())
-    tables |= {"left-out": left_out(), "methods": methods(), "multilingual": multilingual()}
-    tables |= dict(pairs=pairs(), speed=speed(), files=files())
+    tables |= {"left-out": left_out(), "multilingual": multilingual()}
+    tables |= dict(methods=methods(), larger=larger(), pairs=pairs(), speed=speed(), files=files())
     return tables
 
 
