@@ -113,6 +113,14 @@ def test_code_is_at_most_100_columns_wide():
             assert len(longest) <= 100, (page, longest)
 
 
+def test_no_empty_line_splits_a_table_and_continued_lines_are_indented_by_four():
+    for page, text in TEXTS.items():
+        assert not re.search(r"^\|.*\n\n+\|", text, re.M), page
+    for page, block in blocks("sh"):
+        for indent in re.findall(r"\\\n( *)", block):
+            assert len(indent) in (0, 4, 6), page  # 0: another command, after "&& \\"
+
+
 def test_the_options_and_functions_that_a_page_names_exist(parse, capsys):
     for page, text in PROSE.items():
         for code in re.findall(r"`([^`]+)`", text):

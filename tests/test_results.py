@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from statistics import mean
 
 import pytest
@@ -224,9 +224,8 @@ def claims():
             ("0.5", mean(four_bits_on_search("one"))),
             ("0.4", -four_bits_on_search("six", "SciFact")[0]),
             ("2.2", four_bits_on_search("six")[0]),
-            *zip(("0.9", "4.6"), of_twelve("avg")),
-            *zip(("10.3", "18.0"), of_twelve("SciFact")),
-            *zip(("3.9", "8.3"), of_twelve("QNLI")),
+            ("0.9", of_twelve("avg")[0]),
+            ("10.3", of_twelve("SciFact")[0]),
             ("0.8", cut_against_six("mpnet-six", "avg")),
             ("82.50", make.RUNS["scan-three"]["0,3,5"]["dev, untrained"]),
             ("76.70", make.RUNS["scan-three"]["1,4,5"]["dev, untrained"]),
@@ -338,7 +337,6 @@ def claims():
             ("63.5", searched("own-last")),
             ("2.4", max(peak_memory(f"three-{seed}") for seed in make.SEEDS)),
             ("10.3", of_twelve("SciFact")[0]),
-            ("18.0", of_twelve("SciFact")[1]),
             ("9.1", teacher - searched("n20k-three")),
             ("1.0", teacher - searched("own-last")),
             ("1.6", speeds["random, 64, fp32"]["smallest"]),
@@ -514,6 +512,8 @@ def test_words_of_the_size_page():
     ahead = [cut_against_six("mpnet-six", key) > 0 for key in make.TESTS]
     assert ahead == [True, False, False]
     assert all(cut_against_six("mpnet-four", key) < 0 for key in make.TESTS)
+    for six, four in map(of_twelve, make.TESTS):
+        assert 0 < six < four
     sizes = [make.sized(model, "fp32", "MB")[0] for model in ("mpnet-six", "mpnet-four", "six")]
     assert list(map(round, sizes)) == [268, 211, 91]
     order = list(make.RUNS["scan-three"])
@@ -687,12 +687,15 @@ def test_scores_are_those_of_the_scripts(models_folder, senteval, tmp_path, call
 
 def test_runs_wait_for_those_that_they_need_and_speed_is_measured_alone(tmp_path, monkeypatch):
     """A student and another run side by side; its score after it; then a benchmark, alone."""
-    running, seen = set(), {}
+    running, seen, together = set(), {}, threading.Barrier(2)
 
     def execute(run, words):
         running.add(run)
-        time.sleep(0.2)
+        if run in ("student", "other"):  # each waits until the other runs, too
+            together.wait(60)
         seen[run] = (set(running), set(seen), os.environ["OMP_NUM_THREADS"])
+        if run in ("student", "other"):
+            together.wait(60)
         running.discard(run)
         return dict(seconds=1)
 
