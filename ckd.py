@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Contrastive knowledge distillation (CKD), the method of DistilCSE, and its baseline, plain KD.
 
 Gao, Wu, Wang, Wang, Zang, Wang, Hu: "DistilCSE: Effective Knowledge Distillation For Contrastive
@@ -86,7 +87,7 @@ def embed(encoder, input_ids, attention_mask):
 
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
-    Padding is on the right, as Tokens.batch() puts it.
+    Padding is on the right.
     """
     states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
@@ -111,11 +112,63 @@ def enqueue(queue, embeddings, size):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-from common import Batches, Tokens, embed_rows, spearman, to_device
-from common import read_dev, read_embeddings, read_sentences, read_triplets, resolve_data
-from common import load_encoder, load_untrained_student, check_saved, save_encoder
-from common import teacher_embeddings
-from common import ArgumentParser, Run, in_range, run_main, run_settings
+from typing import Literal
+
+from common import Batches, embed_texts, spearman, teacher_targets, token_lengths
+from common import read_dev, read_sentences, read_triplets, resolve_data
+from common import load_encoder, load_untrained_student, save_encoder
+from common import Device, Pooling, Precision, in_range, positive_float, positive_int
+from common import Run, read_options, run_main, run_settings, table
+
+
+class Options:
+    teacher: str = "princeton-nlp/sup-simcse-roberta-large"  # folder or Hub name
+    teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
+    teacher_pooling: Pooling = None  # (default: its folder's, else mean)
+    student: str = None  # folder or Hub name (default: the teacher, cut to --student-layers)
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, pooler)
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
+
+    train: str = None  # sentences, or a .csv of triplets (default: NEWS5M; paper §4.1)
+    triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.1)
+    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+
+    objective: Literal["ckd", "kd"] = "ckd"  # loss of stage 1
+    stage: Literal["distill", "finetune", "both"] = None  # (default: distill for --train alone)
+    projection: bool = False  # use M even if the dimensions are equal
+    temperature: positive_float = None  # tau, stage 1 (default: 0.05; 0.368 if it is learned)
+    learn_temperature: bool = False  # learn log(tau), in both stages
+    queue_size: in_range(int, 0) = 65536  # of the memory bank, stage 1; paper §4.2
+    patience: in_range(int, 0) = 3  # epochs without a better dev score that end stage 1; 0: never
+    epochs: positive_int = 20  # stage 1; paper §4.2
+    batch_size: in_range(int, 2) = 512  # stage 1; paper §4.2 (the code: 512 on each of 8 GPUs)
+    lr: positive_float = None  # stage 1 (default: 2e-4 above 80M parameters, else 3e-4; §4.2)
+    finetune_temperature: positive_float = 0.05  # tau, stage 2
+    finetune_epochs: positive_int = 5  # stage 2; paper §4.2
+    finetune_batch_size: in_range(int, 2) = 128  # stage 2; paper §4.2 (code: on each of 4 GPUs)
+    finetune_lr: positive_float = None  # stage 2 (default: 5e-5; 1e-5 for 30M to 80M; paper §4.2)
+
+    output: str = "runs/ckd"  # folder for everything
+    max_steps: positive_int = 10**9  # at most, in each stage
+    max_length: in_range(int, 3) = 64  # tokens of a training text, as in the authors' code
+    eval_steps: positive_int = 125  # steps between dev scores; paper §4.2
+    seed: in_range(int, 0) = 0  # of batches, M, and dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
+
+
+def choose_defaults(args, student):
+    """Set what is not given. The rates depend on the student's size (section 4.2)."""
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
+    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
+    # The student that the paper counts as 52M has 67M here.
+    args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
+    # The authors' code learns log(1 / tau) from 1.
+    args.temperature = args.temperature or (math.exp(-1) if args.learn_temperature else 0.05)
+    if args.objective == "kd":
+        args.queue_size = 0  # no bank
 
 
 def warmup_cosine(step, epoch_steps, total):
@@ -131,13 +184,13 @@ def warmup_cosine(step, epoch_steps, total):
 
 
 def distill(student, sentences, targets, dev_pairs, run, args):
-    """Stage 1, section 3.1. Returns the best dev score, its step, and the last step.
+    """Stage 1, section 3.1. Dev scores are of h^S, without M.
 
-    targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and
-    run_distill() obtains its embeddings beforehand. Dev scores are of h^S, without M.
+    targets [n, D_T]: h^T of n sentences. The teacher is not in this loop: it is frozen, and its
+    embeddings are computed beforehand.
     """
-    tokens = Tokens(student, sentences, args.max_length)
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, sentences)
+    batches = Batches(len(sentences), args.batch_size, args.seed, lengths)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
@@ -154,25 +207,17 @@ def distill(student, sentences, targets, dev_pairs, run, args):
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98), fused=True)
     bank = torch.empty(0, targets.shape[1], device=args.device)  # [Q, D_T]
 
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    start, best, best_step, bank = run.begin(total, state, (0, -math.inf, 0, bank))
+    start, bank = run.begin(total, state, bank)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step, bank))  # at most every five minutes
+        run.checkpoint(step, state, bank)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_pairs)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, spearman(embed, student, dev_pairs)):
                 save_encoder(student, run.folder)
-            if step == 0:  # before hours of training: does the saved student load?
-                saved = load_encoder(run.folder, device=args.device)
-                check_saved(embed, student, saved, sentences[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
-            if step == total or step - best_step >= patience:
-                return best, best_step, step
+            if step == total or step - run.best_step >= patience:
+                return
 
         # An epoch begins: clear the bank. It may hold embeddings of the sentences that come next.
         if step % batches.per_epoch == 0:
@@ -180,13 +225,14 @@ def distill(student, sentences, targets, dev_pairs, run, args):
 
         # One step.
         rows = batches[step]  # row numbers [N]
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a resumed run draws the same dropout
+        texts = [sentences[row] for row in rows]
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.lr * warmup_cosine(step, batches.per_epoch, total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
-            embedding = embed_rows(embed, student, tokens, rows, args.device)  # h^S [N, D]
+            embedding = embed_texts(embed, student, texts, args.max_length)  # h^S [N, D]
         projected = model.projection(embedding)  # h^S M [N, D_T]
-        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
+        target = torch.from_numpy(targets[rows]).to(args.device)  # h^T [N, D_T], read from disk
         temperature = model.log_tau.exp()
         if args.objective == "kd":
             loss = mse_loss(projected, target)  # eq. 2 and 3
@@ -198,7 +244,7 @@ def distill(student, sentences, targets, dev_pairs, run, args):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         # The size of the bank is logged, since the loss grows with the number of keys.
-        run.log(step + 1, len(rows), loss=loss, lr=lr, temperature=temperature, bank=len(bank))
+        run.log(step + 1, loss=loss, lr=lr, temperature=temperature, bank=len(bank))
         bank = enqueue(bank, target, args.queue_size)  # after the loss; for KD, it stays empty
 
 
@@ -207,9 +253,8 @@ def finetune(student, triplets, dev_pairs, run, args):
 
     triplets: n lists [anchor, positive, hard negative] of texts.
     """
-    columns = [Tokens(student, texts, args.max_length) for texts in zip(*triplets)]
-    lengths = sum(tokens.lengths for tokens in columns)  # [n], of all three texts
-    batches = Batches(lengths, args.finetune_batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, *zip(*triplets))
+    batches = Batches(len(triplets), args.finetune_batch_size, args.seed, lengths)
     total = min(args.finetune_epochs * batches.per_epoch, args.max_steps)
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
@@ -218,36 +263,29 @@ def finetune(student, triplets, dev_pairs, run, args):
     log_tau = torch.tensor(math.log(args.finetune_temperature))
     model.log_tau = nn.Parameter(log_tau, requires_grad=args.learn_temperature)
     model.to(args.device).train()
-    peak = args.finetune_lr
-    optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), fused=True)
+    rate = args.finetune_lr
+    optimizer = torch.optim.Adam(model.parameters(), rate, betas=(0.9, 0.98), fused=True)
 
     state = [model, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_pairs)
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, spearman(embed, student, dev_pairs)):
                 save_encoder(student, run.folder)
-            if step == 0:
-                saved = load_encoder(run.folder, device=args.device)
-                check_saved(embed, student, saved, triplets[0])
-                del saved  # frees memory
-            run.log(step, dev=dev)
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
-        rows = batches[step]
+        columns = zip(*[triplets[row] for row in batches[step]])  # N texts each
         torch.manual_seed(args.seed * 1_000_003 + step)
-        lr = peak * warmup_cosine(step, batches.per_epoch, total)
+        lr = rate * warmup_cosine(step, batches.per_epoch, total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:  # [N, D] each
             anchor, positive, hard_negative = [
-                embed_rows(embed, student, tokens, rows, args.device) for tokens in columns
+                embed_texts(embed, student, texts, args.max_length) for texts in columns
             ]
         temperature = model.log_tau.exp()
         loss = supervised_contrastive_loss(anchor, positive, hard_negative, temperature)  # eq. 7
@@ -255,153 +293,45 @@ def finetune(student, triplets, dev_pairs, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, lr=lr, temperature=temperature)
+        run.log(step + 1, loss=loss, lr=lr, temperature=temperature)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-NEWS_5M = "ffgcc/NEWS5M"  # of the Hugging Face Hub, section 4.1
-NLI_TRIPLETS = "nli_for_simcse.csv"
-POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-
-
-def parse_args():
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    stage_1 = "stage 1 (default: %(default)s; paper §4.2)"
-    stage_2 = "stage 2 (default: %(default)s; paper §4.2)"
-    parser = ArgumentParser(__doc__)
-
-    add = parser.add_argument_group("models").add_argument
-    teacher = "princeton-nlp/sup-simcse-roberta-large"
-    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
-    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
-    add("--teacher-embeddings", metavar="FILE", help=text)
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = "student pooling (default: the teacher's if cut from it, else its folder's, else pooler)"
-    add("--pooling", choices=POOLINGS, help=text)
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=in_range(float, 0, 0.99), help=text)
-
-    add = parser.add_argument_group("data").add_argument
-    add("--train", help=f"sentences or a .csv of triplets (default: {NEWS_5M})")
-    text = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.1)"
-    add("--triplets", help=text)
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-
-    add = parser.add_argument_group("method").add_argument
-    add("--objective", choices=("ckd", "kd"), default="ckd", help=f"loss of stage 1 {shown}")
-    text = "distill: 1; finetune: 2 (default: both; distill for --train without --triplets)"
-    add("--stage", choices=("distill", "finetune", "both"), help=text)
-    add("--projection", action="store_true", help="use M even if the dimensions are equal")
-    add("--temperature", type=positive_float, help="tau, stage 1 (default: 0.05; 0.368 if learned)")
-    add("--learn-temperature", action="store_true", help="learn log(tau), in both stages")
-    add("--queue-size", type=in_range(int, 0), default=65536, help=f"memory bank size, {stage_1}")
-    text = "epochs without a better dev score that end stage 1; 0: never (default: %(default)s)"
-    add("--patience", type=in_range(int, 0), default=3, help=text)
-    add("--epochs", type=positive_int, default=20, help=stage_1)
-    add("--batch-size", type=in_range(int, 2), default=512, help=stage_1)
-    add("--lr", type=positive_float, help="stage 1 (default: 2e-4 above 80M parameters, else 3e-4)")
-    add(
-        "--finetune-temperature",
-        type=positive_float,
-        default=0.05,
-        help="tau, stage 2 (default: 0.05)",
-    )
-    add("--finetune-epochs", type=positive_int, default=5, help=stage_2)
-    add("--finetune-batch-size", type=in_range(int, 2), default=128, help=stage_2)
-    add("--finetune-lr", type=positive_float, help="stage 2 (default: 5e-5; 1e-5 for 30M to 80M)")
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/ckd", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
-    add("--max-length", type=in_range(int, 3), default=64, help=f"of a training text {shown}")
-    add("--eval-steps", type=positive_int, default=125, help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16"), help=text)
-
-    args = parser.parse()
-    if args.stage is None:
-        args.stage = "distill" if args.train and not args.triplets else "both"
-    args.train = args.train or NEWS_5M
-    args.triplets = args.triplets or NLI_TRIPLETS
-    if args.temperature is None:  # the authors' code: log(1 / tau) starts at 1
-        args.temperature = math.exp(-1) if args.learn_temperature else 0.05
-    if args.objective != "ckd":
-        args.queue_size = 0  # no bank
-    return args
-
-
-def run_distill(sentences, dev_pairs, run, args):
-    """Stage 1 as a run: load, train, score. Returns at once if it is finished."""
-    if run.is_finished:
-        return
-    student = load_untrained_student(args, default="pooler")
-    choose_rates(args, student)
-    if args.teacher_embeddings:
-        targets = read_embeddings(args.teacher_embeddings, len(sentences))
-    else:
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = {
-            "dev": spearman(embed, teacher, dev_pairs, vectors_of=teacher_embeddings)
-        }
-        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        del teacher  # frees GPU memory
-    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
-    outcome = distill(student, sentences, targets, dev_pairs, run, args)
-    best = load_encoder(run.folder, device=args.device)
-    run.finish(*outcome, "best of stage 1", {"dev": spearman(embed, best, dev_pairs)}, card(args))
-
-
-def run_finetune(first, triplets, dev_pairs, run, args):
-    """Stage 2 as a run, from the student of the run `first`, or --student if that is None."""
-    if run.is_finished:
-        return
-    if first:
-        run.scores |= first.scores
-        student = load_encoder(first.folder, device=args.device, precision=args.precision)
-    else:
-        student = load_untrained_student(args, default="pooler")
-        run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
-    choose_rates(args, student)
-    outcome = finetune(student, triplets, dev_pairs, run, args)
-    best = load_encoder(run.folder, device=args.device)
-    run.finish(*outcome, "best of stage 2", {"dev": spearman(embed, best, dev_pairs)}, card(args))
-
-
-def choose_rates(args, student):
-    """Set learning rates that are not given, by the student's size: section 4.2."""
-    millions = sum(value.numel() for value in student.parameters()) / 1e6
-    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
-    # The student that the paper counts as 52M has 67M here.
-    args.finetune_lr = args.finetune_lr or (1e-5 if 30 < millions <= 80 else 5e-5)
-
-
-def card(args):
-    return f"Trained by `ckd.py` (DistilCSE, arXiv:2112.05638), objective {args.objective}."
-
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    args.stage = args.stage or ("distill" if args.train and not args.triplets else "both")
+    args.train = args.train or "ffgcc/NEWS5M"
+    args.triplets = args.triplets or "nli_for_simcse.csv"
+    stages = ["distill", "finetune"] if args.stage == "both" else [args.stage]
     dev_pairs = read_dev(args.dev)
-    sentences = read_sentences(resolve_data(args.train)) if args.stage != "finetune" else []
-    triplets = read_triplets(resolve_data(args.triplets)) if args.stage != "distill" else []
+    sentences = read_sentences(resolve_data(args.train)) if "distill" in stages else []
+    triplets = read_triplets(resolve_data(args.triplets)) if "finetune" in stages else []
+    student = load_untrained_student(args, otherwise="pooler")
+    choose_defaults(args, student)
     settings = run_settings(args, [__file__], [dev_pairs, sentences, triplets])
-    # Each stage is a run. The last one writes to --output, an earlier one to a folder inside it.
-    run = Run(settings, args, args.stage if args.stage != "both" else "finetune")
-    first = Run(settings, args, "distill", is_last=False) if args.stage == "both" else None
-    if args.stage != "finetune":
-        run_distill(sentences, dev_pairs, first or run, args)
-    if args.stage != "distill":
-        run_finetune(first, triplets, dev_pairs, run, args)
-    print(run.table())
+    previous = None
+    for stage in stages:  # each is a run with a folder of its own
+        run = Run(settings, args, stage, is_last=stage == stages[-1])
+        if not run.is_finished:
+            if stage == "distill":
+                targets = teacher_targets(embed, sentences, dev_pairs, run, args)
+            if previous:
+                run.scores |= previous.scores
+                student = load_encoder(
+                    previous.folder, device=args.device, precision=args.precision
+                )
+            else:
+                run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+            if stage == "distill":
+                distill(student, sentences, targets, dev_pairs, run, args)
+            else:
+                finetune(student, triplets, dev_pairs, run, args)
+            best = load_encoder(run.folder, device=args.device)
+            run.finish(f"best of {stage}", {"dev": spearman(embed, best, dev_pairs)})
+        previous = run
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """ConGen, unsupervised control and generalization distillation.
 
 Limkonchotiwat, Ponwitayarat, Lowphansirikul, Udomcharoenchaikit, Chuangsuwanich, Nutanong: "ConGen:
@@ -85,7 +86,7 @@ def embed(encoder, input_ids, attention_mask):
 
     encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
     layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
-    Padding is on the right, as Tokens.batch() puts it.
+    Padding is on the right.
     """
     states = encoder.model(input_ids, attention_mask=attention_mask).last_hidden_state  # [N, L, H]
     if encoder.pooling == "cls":
@@ -126,21 +127,54 @@ def enqueue(queue, embeddings, size):
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 
-from common import Batches, Tokens, embed_rows, spearman, to_device
-from common import read_dev, read_embeddings, read_rows, read_sentences, resolve_data
-from common import load_encoder, load_untrained_student, teacher_embeddings
-from common import check_saved, save_encoder
-from common import ArgumentParser, Run, in_range, run_main, run_settings
+from common import Batches, embed_texts, spearman, teacher_targets, token_lengths
+from common import read_dev, read_lines, read_sentences, resolve_data
+from common import load_encoder, load_untrained_student, save_encoder
+from common import Device, Pooling, Precision, in_range, positive_float, positive_int
+from common import Run, read_options, run_main, run_settings, table
 
 DELETION_RATE = 0.1  # Table 6
 # A word, or a character of a script that has no spaces (Thai to Lao, Burmese, Khmer, Chinese,
 # Japanese), and the spaces after it.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"(?:[{UNSPACED}]|[^\s{UNSPACED}]+)\s*")
+
+
+class Options:
+    teacher: str = "princeton-nlp/unsup-simcse-roberta-large"  # folder or Hub name
+    teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
+    teacher_pooling: Pooling = None  # (default: its folder's, else mean)
+    student: str = None  # folder or Hub name (default: the teacher, cut to --student-layers)
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, or mean)
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
+
+    train: str = "nli_for_simcse.csv"  # sentences, or a .csv of triplets
+    pairs: str = None  # instead: TSV of both views of each sentence (default: words are deleted)
+    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+
+    head: Literal["random", "identity"] = "random"  # initial weights of the head; paper §4.1
+    alpha: in_range(float, 0, 1) = 0.5  # weight of control; generalize has the rest; Table 5
+    epochs: positive_int = 20  # paper §4.1
+    batch_size: in_range(int, 2) = 128  # paper §4.1
+    lr: positive_float = 5e-5  # peak, BERT-base's in Table 7; docs/tables/congen.sh has the others
+    teacher_temperature: positive_float = 0.05  # tau^T, BERT-base's in Table 7
+    student_temperature: positive_float = 0.07  # tau^S, BERT-base's in Table 7
+    queue_size: in_range(int, 2) = 65536  # K, at most all sentences; BERT-base's in Table 7
+    patience: in_range(int, 0) = 7  # epochs without a better dev score that end it, as in the code
+
+    output: str = "runs/congen"  # folder for everything
+    max_steps: positive_int = 10**9  # at most
+    max_length: in_range(int, 3) = 128  # tokens of a training text, as in the authors' code
+    eval_steps: positive_int = 512  # steps between dev scores; paper, appendix A.1
+    seed: in_range(int, 0) = 0  # of batches, the head, and dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
 
 
 def make_optimizer(parameters, lr):
@@ -162,28 +196,24 @@ def warmup_linear(step, total):
     return (total - step) / (total - warmup)
 
 
-def delete_words(sentence, random):
-    """Delete each word with probability 10 %; a sentence left without words stays as it is."""
-    kept = [word for word in WORD.findall(sentence) if random.random() >= DELETION_RATE]
-    return "".join(kept).strip() or sentence
-
-
-def deleted_views(sentences, rows, seed):
-    """Second views: the sentences of these rows, with words deleted by this seed."""
-    random = np.random.default_rng(seed)
-    return [delete_words(sentences[row], random) for row in rows]
+def delete_words(sentences, random):
+    """Each word goes with probability 10 %; a sentence left without words stays as it is."""
+    views = []
+    for sentence in sentences:
+        kept = [word for word in WORD.findall(sentence) if random.random() >= DELETION_RATE]
+        views.append("".join(kept).strip() or sentence)
+    return views
 
 
 def distill(student, first_views, second_views, targets, dev_pairs, run, args):
-    """Section 3 -> best dev score, its step, the last step.
+    """Section 3.
 
     first_views: n sentences; second_views: n others, or None, and words of the first are deleted;
     targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and its
     embeddings are computed beforehand.
     """
-    tokens = Tokens(student, first_views, args.max_length)
-    second_tokens = Tokens(student, second_views, args.max_length) if second_views else None
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, first_views)
+    batches = Batches(len(first_views), args.batch_size, args.seed, lengths)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
@@ -196,53 +226,39 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
     # The queue starts with K random sentences (section 4.1). The 1 makes this draw differ from
     # every epoch's order: numpy ignores zeros at the end of a seed.
     random = np.random.default_rng([args.seed, 0, 1])
-    queue = to_device(targets[random.permutation(len(targets))[: args.queue_size]], args.device)
+    rows = random.permutation(len(targets))[: args.queue_size]
+    queue = torch.from_numpy(targets[rows]).to(args.device)  # [K, D]
 
-    def prepare_views(step):
-        """The second views of a step -> Tokens, and their row numbers [N] in these."""
-        if args.alpha == 1:  # their weight is 0
-            return None
-        if second_tokens:
-            return second_tokens, batches[step]
-        texts = deleted_views(first_views, batches[step], [args.seed, step + 1])
-        return Tokens(student, texts, args.max_length), np.arange(len(texts))
-
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, optimizer]
-    start, best, best_step, queue = run.begin(total, state, (0, -math.inf, 0, queue))
-    views = prepare_views(start)
-    worker = ThreadPoolExecutor(max_workers=1)
+    start, queue = run.begin(total, state, queue)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step, queue))  # at most every five minutes
+        run.checkpoint(step, state, queue)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_pairs)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, spearman(embed, student, dev_pairs)):
                 save_encoder(student, run.folder)
-            if step == 0:  # before hours of training: can the student be read again?
-                saved = load_encoder(run.folder, device=args.device)
-                check_saved(embed, student, saved, first_views[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
-            if step == total or step - best_step >= patience:
-                return best, best_step, step
+            if step == total or step - run.best_step >= patience:
+                return
 
-        # One step. Meanwhile, a thread deletes words for the next one.
+        # One step.
         rows = batches[step]  # row numbers [N]
-        next_views = worker.submit(prepare_views, step + 1)
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        first = [first_views[row] for row in rows]
+        if second_views:
+            second = [second_views[row] for row in rows]
+        else:
+            second = delete_words(first, np.random.default_rng([args.seed, step + 1]))
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.lr * warmup_linear(step, total)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        reference = to_device(targets[rows], args.device)  # z_ref [N, D], read from disk
+        reference = torch.from_numpy(targets[rows]).to(args.device)  # z_ref [N, D], read from disk
         queue = enqueue(queue, reference, len(queue))  # [K, D], before the loss, section 3.2
         with autocast:
-            control = embed_rows(embed, student, tokens, rows, args.device)  # z_con [N, D]
-            generalize = control  # for --alpha 1
-            if views:
-                generalize = embed_rows(embed, student, *views, args.device)  # z_gen [N, D]
+            control = embed_texts(embed, student, first, args.max_length)  # z_con [N, D]
+            generalize = control  # for --alpha 1, which gives it no weight
+            if args.alpha < 1:
+                generalize = embed_texts(embed, student, second, args.max_length)  # z_gen [N, D]
         temperatures = (args.teacher_temperature, args.student_temperature)
         loss = congen_loss(
             control, generalize, reference, queue, *temperatures, args.alpha
@@ -251,70 +267,10 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, lr=lr)
-        views = next_views.result()  # before any score: a tokenizer serves one thread at a time
+        run.log(step + 1, loss=loss, lr=lr)
 
 
 # ---- Command line --------------------------------------------------------------------------------
-
-POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-
-
-def parse_args():
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    section = "(default: %(default)s; paper §4.1)"
-    table_7 = "(default: %(default)s, BERT-base's in Table 7; docs/tables/congen.sh has the others)"
-    parser = ArgumentParser(__doc__)
-
-    add = parser.add_argument_group("models").add_argument
-    teacher = "princeton-nlp/unsup-simcse-roberta-large"
-    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
-    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
-    add("--teacher-embeddings", metavar="FILE", help=text)
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = "student pooling (default: the teacher's if cut from it, else its folder's, else mean)"
-    add("--pooling", choices=POOLINGS, help=text)
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=in_range(float, 0, 0.99), help=text)
-
-    add = parser.add_argument_group("data").add_argument
-    text = f"sentences or a .csv of triplets {shown}"
-    add("--train", default="nli_for_simcse.csv", help=text)
-    text = "TSV with both views of each sentence, instead of --train (default: words are deleted)"
-    add("--pairs", help=text)
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-
-    add = parser.add_argument_group("method").add_argument
-    starts = ("random", "identity")
-    add("--head", choices=starts, default="random", help=f"initial weights of the head {section}")
-    text = "weight of control; generalize has the rest (default: %(default)s; paper Table 5)"
-    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=text)
-    add("--epochs", type=positive_int, default=20, help=section)
-    add("--batch-size", type=in_range(int, 2), default=128, help=section)
-    add("--lr", type=positive_float, default=5e-5, help=f"peak learning rate {table_7}")
-    add("--teacher-temperature", type=positive_float, default=0.05, help=f"tau^T {table_7}")
-    names = ("--student-temperature", "--temperature")
-    add(*names, type=positive_float, default=0.07, help=f"tau^S {table_7}")
-    add("--queue-size", type=in_range(int, 2), default=65536, help=f"K, at most all {table_7}")
-    text = "epochs without a better dev score that end training; 0: never (default: %(default)s)"
-    add("--patience", type=in_range(int, 0), default=7, help=text)
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/congen", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most")
-    add("--max-length", type=in_range(int, 3), default=128, help=f"of a training text {shown}")
-    add("--eval-steps", type=positive_int, default=512, help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16"), help=text)
-    return parser.parse()
 
 
 def read_text_pairs(path):
@@ -327,40 +283,26 @@ def read_text_pairs(path):
         return texts
 
     form = "each line has two tab-separated columns, two views or translations of a text"
-    return list(read_rows(path, parse, form))
-
-
-def run_distill(first_views, second_views, dev_pairs, run, args):
-    """The run: loads, trains and scores."""
-    student = load_untrained_student(args)
-    if args.teacher_embeddings:
-        targets = read_embeddings(args.teacher_embeddings, len(first_views))
-    else:
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = {"dev": spearman(embed, teacher, dev_pairs, teacher_embeddings)}
-        targets = teacher_embeddings(embed, teacher, first_views, args.max_length, args.precision)
-        del teacher  # frees GPU memory
-    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
-    outcome = distill(student, first_views, second_views, targets, dev_pairs, run, args)
-    best = load_encoder(run.folder, device=args.device)
-    how = "given by --pairs" if args.pairs else "by word deletion"
-    card = f"Distilled by `congen.py` (ConGen, Findings of EMNLP 2022), alpha {args.alpha}, "
-    card += f"second views {how}."
-    run.finish(*outcome, "best student", {"dev": spearman(embed, best, dev_pairs)}, card)
+    return list(read_lines(path, parse, form))
 
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     dev_pairs = read_dev(args.dev)
     if args.pairs:
-        first_views, second_views = map(list, zip(*read_text_pairs(args.pairs)))
+        first_views, second_views = zip(*read_text_pairs(args.pairs))
     else:
-        first_views, second_views = read_sentences(resolve_data(args.train)), None
-    texts = [dev_pairs, first_views, second_views or []]
-    run = Run(run_settings(args, [__file__], texts), args, "distill")
+        first_views, second_views = read_sentences(resolve_data(args.train)), []
+    settings = run_settings(args, [__file__], [dev_pairs, first_views, second_views])
+    run = Run(settings, args, "distill")
     if not run.is_finished:
-        run_distill(first_views, second_views, dev_pairs, run, args)
-    print(run.table())
+        student = load_untrained_student(args)
+        targets = teacher_targets(embed, first_views, dev_pairs, run, args)
+        run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+        distill(student, first_views, second_views, targets, dev_pairs, run, args)
+        best = load_encoder(run.folder, device=args.device)
+        run.finish("best student", {"dev": spearman(embed, best, dev_pairs)})
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """DistilFACE: unsupervised SimCSE on an encoder that is already distilled, with fourteen poolings.
 
 Lim, Ng, Lim: "Distilling Contrastive Learning Models", Georgia Tech, 2022; on arXiv with the title
@@ -17,8 +18,6 @@ Departures that change results (docs/distilface.md has all of them, next to the 
   python distilface.py                              the paper's setting, Table 3
   python distilface.py --student MODEL --student-layers 1,3,5 --train my.txt --dev my.tsv
 """
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -96,20 +95,45 @@ def embed(encoder, input_ids, attention_mask):
 
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
-import numpy as np
+from typing import Literal
 
-from common import Batches, Tokens, embed_rows, spearman
+from common import Batches, embed_texts, spearman, token_lengths
 from common import read_dev, read_sentences, resolve_data
-from common import check_saved, load_encoder, pooling_module, save_encoder
-from common import ArgumentParser, Run, UserError, in_range, run_main, run_settings
+from common import load_encoder, save_encoder
+from common import Device, in_range, positive_float, positive_int
+from common import Run, UserError, read_options, run_main, run_settings, table
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class Options:
+    student: str = "distilbert-base-uncased"  # folder or Hub name; paper §4
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    pooling: Literal[tuple(LAYER_POOLINGS)] = "avg_last4"  # replaces the folder's; Table 3
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's)
+
+    train: str = "wiki1m_for_simcse.txt"  # sentences, or a .csv of triplets
+    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+
+    temperature: positive_float = 0.05  # tau; Table 3
+    batch_size: in_range(int, 2) = 128  # Table 3
+    lr: positive_float = 1e-5  # falls to 0, as in the authors' code; Table 3
+    steps: positive_int = 20_000  # paper §5.1
+
+    output: str = "runs/distilface"  # folder for everything
+    max_steps: positive_int = 10**9  # at most
+    max_length: in_range(int, 3) = 32  # tokens of a training text; Table 3
+    eval_steps: positive_int = 250  # steps between dev scores; the authors have none
+    seed: in_range(int, 0) = 0  # of batches and dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Literal[tuple(DTYPES)] = None  # (default: bf16 on a GPU that has it, else fp32)
+
+
 def train(student, sentences, dev_pairs, run, args):
-    """Section 3 -> best dev score, its step, the last step."""
-    tokens = Tokens(student, sentences, args.max_length)
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    """Section 3."""
+    lengths = token_lengths(args, student, sentences)
+    batches = Batches(len(sentences), args.batch_size, args.seed, lengths)
     total = min(args.steps, args.max_steps)
     autocast = torch.autocast(args.device, DTYPES[args.precision], enabled=args.precision != "fp32")
     scaler = torch.amp.GradScaler(args.device, enabled=args.precision == "fp16")  # section 4.2
@@ -118,34 +142,25 @@ def train(student, sentences, dev_pairs, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
     student.train()
 
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [student, scaler, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = spearman(embed, student, dev_pairs)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
-                save_encoder(student, run.folder, *pooling_modules(student))
-            if step == 0:  # before hours of training: can the student be read again?
-                saved = load_student(run.folder, args.pooling, device=args.device)
-                check_saved(embed, student, saved, sentences[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
+            if run.is_best(step, spearman(embed, student, dev_pairs)):
+                save_student(student, run.folder)
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
-        rows = batches[step]  # row numbers [N]
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        texts = [sentences[row] for row in batches[step]]
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
-        twice = np.concatenate([rows, rows])  # each row of a forward pass has its own dropout
-        with autocast:
-            views = embed_rows(embed, student, tokens, twice, args.device)  # [2 N, D]
+        with autocast:  # each text of a forward pass has its own dropout
+            views = embed_texts(embed, student, texts + texts, args.max_length)  # [2 N, D]
         first, second = views.chunk(2)  # h, h^+ [N, D]
         loss = simcse_loss(first, second, args.temperature)
         optimizer.zero_grad()
@@ -154,50 +169,10 @@ def train(student, sentences, dev_pairs, run, args):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         scaler.step(optimizer)  # leaves the parameters as they are if fp16 has overflowed
         scaler.update()
-        run.log(step + 1, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, loss=loss, lr=lr)
 
 
-# ---- Command line --------------------------------------------------------------------------------
-
-
-def parse_args():
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    table_3 = "(default: %(default)s; paper Table 3)"
-    parser = ArgumentParser(__doc__)
-
-    add = parser.add_argument_group("model").add_argument
-    text = "folder or Hub name (default: %(default)s; paper §4)"
-    add("--student", default="distilbert-base-uncased", help=text)
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = f"replaces the folder's {table_3}"
-    add("--pooling", choices=LAYER_POOLINGS, default="avg_last4", help=text)
-    add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
-
-    add = parser.add_argument_group("data").add_argument
-    text = f"sentences or a .csv of triplets {shown}"
-    add("--train", default="wiki1m_for_simcse.txt", help=text)
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-
-    add = parser.add_argument_group("method").add_argument
-    add("--temperature", type=positive_float, default=0.05, help=f"tau {table_3}")
-    add("--batch-size", type=in_range(int, 2), default=128, help=table_3)
-    add("--lr", type=positive_float, default=1e-5, help=f"falls to 0 as in the code {table_3}")
-    add("--steps", type=positive_int, default=20_000, help="(default: %(default)s; paper §5.1)")
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/distilface", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most")
-    add("--max-length", type=in_range(int, 3), default=32, help=f"of a training text {shown}")
-    add("--eval-steps", type=positive_int, default=250, help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=DTYPES, help=text)
-    return parser.parse()
+# ---- Model folders -------------------------------------------------------------------------------
 
 
 def load_student(name, pooling, layers=None, dropout=None, device="cpu", precision="fp32"):
@@ -219,62 +194,55 @@ def load_student(name, pooling, layers=None, dropout=None, device="cpu", precisi
     return encoder
 
 
-def pooling_modules(encoder):
-    """encoder.pooling as modules of sentence-transformers, and what the first one states.
+def save_student(encoder, folder):
+    """Write its folder, with encoder.pooling as modules of sentence-transformers.
 
-    If several layers are pooled, it states the pooling's name for eval_sts.py.
+    If several layers are pooled, modules.json has the pooling's name for eval_sts.py.
     """
-    tokens = pooling_module(encoder, "cls" if encoder.pooling == "cls" else "mean")
-    if encoder.pooling in ("cls", "avg"):
-        return [tokens], {}
-    combine, positions = LAYER_POOLINGS[encoder.pooling]
-    entry = dict(script="distilface", pooling=encoder.pooling)
-    if combine != "mean":  # which sentence-transformers refuses
-        entry["type"] = "sentence_distillation.LayerPooling"
-        return [("LayerPooling", {}, {})], entry
     config = encoder.model.config
-    depth = config.num_hidden_layers
-    layers = dict(embedding_dimension=config.hidden_size, num_hidden_layers=depth, layer_start=0)
+    depth, width = config.num_hidden_layers, config.hidden_size
+    over_tokens = "cls" if encoder.pooling == "cls" else "mean"
+    tokens = ("Pooling", dict(pooling_mode=over_tokens, word_embedding_dimension=width), {})
+    if encoder.pooling in ("cls", "avg"):
+        return save_encoder(encoder, folder, [tokens])
+    combine, positions = LAYER_POOLINGS[encoder.pooling]
+    further = dict(script="distilface", pooling=encoder.pooling)
+    if combine != "mean":  # which sentence-transformers refuses
+        further["type"] = "sentence_distillation.LayerPooling"
+        return save_encoder(encoder, folder, [("LayerPooling", {}, {})], **further)
+    layers = dict(embedding_dimension=width, num_hidden_layers=depth, layer_start=0)
     weights = torch.zeros(depth + 1)
     weights[positions] = 1
     average = ("WeightedLayerPooling", layers, dict(layer_weights=weights / weights.sum()))
-    return [average, tokens], entry
+    save_encoder(encoder, folder, [average, tokens], **further)
+
+
+# ---- Command line --------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def views_are_equal(student, sentences, max_length):
     """True if no dropout changes these sentences' embeddings: there would be nothing to learn."""
-    batch = Tokens(student, sentences, max_length).batch(np.arange(len(sentences)))
-    batch = [part.to(student.model.device) for part in batch]
     student.train()
-    first, second = embed(student, *batch), embed(student, *batch)
+    first, second = [embed_texts(embed, student, sentences, max_length) for _ in range(2)]
     return torch.allclose(first, second, rtol=1e-4)
 
 
-def run_train(sentences, dev_pairs, run, args):
-    """The run: loads, trains and scores."""
-    options = (args.student_layers, args.dropout, args.device, args.precision)
-    student = load_student(args.student, args.pooling, *options)
-    if views_are_equal(student, sentences[:8], args.max_length):
-        raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
-    run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
-    outcome = train(student, sentences, dev_pairs, run, args)
-    best = load_student(run.folder, args.pooling, device=args.device)
-    is_average = LAYER_POOLINGS[args.pooling][0] == "mean"
-    library = "sentence-transformers" if is_average else "transformers"
-    card = f"Trained by `distilface.py` (DistilFACE), pooling {args.pooling}."
-    row = {"dev": spearman(embed, best, dev_pairs)}
-    run.finish(*outcome, "best student", row, card, library)
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     dev_pairs = read_dev(args.dev)
     sentences = read_sentences(resolve_data(args.train))
     run = Run(run_settings(args, [__file__], [dev_pairs, sentences]), args, "train")
     if not run.is_finished:
-        run_train(sentences, dev_pairs, run, args)
-    print(run.table())
+        options = (args.student_layers, args.dropout, args.device, args.precision)
+        student = load_student(args.student, args.pooling, *options)
+        if views_are_equal(student, sentences[:8], args.max_length):
+            raise UserError(f"{args.student}: without dropout, both views are equal; see --dropout")
+        run.scores["student before"] = {"dev": spearman(embed, student, dev_pairs)}
+        train(student, sentences, dev_pairs, run, args)
+        best = load_student(run.folder, args.pooling, device=args.device)
+        run.finish("best student", {"dev": spearman(embed, best, dev_pairs)})
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """DSE, distilled sentence embedding: a cross-encoder's scores of sentence pairs, from embeddings.
 
 Barkan, Razin, Malkiel, Katz, Caciularu, Koenigstein: "Scalable Attentive Sentence-Pair Modeling via
@@ -137,18 +138,58 @@ def add_head(encoder, classes):
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import transformers
 from safetensors.torch import load_file, save
 from scipy.stats import pearsonr, spearmanr
 
-from common import Batches, Tokens, UserError, embed_rows, encode, to_device
-from common import gold_score, note, one_line_errors, read_rows, read_scored_pairs
-from common import Encoder, check_saved, load_encoder, load_transformer, save_encoder
-from common import teacher_embeddings
-from common import ArgumentParser, Run, download, in_range, read_json, replacing, run_main
-from common import run_settings
+from common import Batches, UserError, embed_texts, encode, teacher_embeddings, token_lengths
+from common import download, note, one_line_errors, read_lines, read_scored_pairs
+from common import Encoder, load_encoder, replacing, save_encoder
+from common import Device, Precision, in_range, positive_float, positive_int
+from common import Run, read_options, run_main, run_settings, table
+
+NLI_CLASSES = ["entailment", "neutral", "contradiction"]
+CLASSES = {  # of GLUE's tasks and AllNLI (MNLI and SNLI), in the order of labels and logits
+    "mrpc": ["0", "1"],
+    "stsb": ["0 to 5"],  # scores
+    "qqp": ["0", "1"],
+    "qnli": ["entailment", "not_entailment"],
+    "mnli": NLI_CLASSES,
+    "allnli": NLI_CLASSES,
+}
+
+
+class Options:
+    teacher: str = "bert-large-uncased"  # classifier, or plain encoder to fine-tune; paper §3.3
+    student: str = None  # folder or Hub name (default: --teacher; paper §3.4)
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's)
+
+    task: Literal[tuple(CLASSES)] = None  # allnli: MNLI + SNLI (default: mrpc; stsb for --train)
+    data: str = None  # folder with mrpc/train.jsonl, ... (default: SetFit's data sets on the Hub)
+    train: str = None  # pairs instead of a task's: scored pairs (.tsv), or JSON lines as in --data
+    dev: str = None  # pairs that choose the best student, with --train
+
+    alpha: in_range(float, 0, 1) = 0.5  # weight of the teacher; paper §4.1.1
+    freeze_encoder: bool = False  # train only the similarity head; paper §4.1.1
+    teacher_only: bool = False  # fine-tune and score the teacher; Table 1
+    teacher_epochs: positive_int = 3  # of the teacher's fine-tuning; the authors' README
+    teacher_lr: positive_float = 2e-5  # of the teacher's fine-tuning; the authors' README
+    epochs: positive_int = 8  # paper §4.1.1 (the code: 5)
+    batch_size: positive_int = 32  # pairs; paper §4.1.1 (the code: two batches of 16)
+    lr: positive_float = None  # (default: 1e-5 for stsb, else 2e-5; paper §4.1.1)
+
+    output: str = "runs/dse"  # folder for everything
+    max_steps: positive_int = 10**9  # at most, in each stage
+    max_length: in_range(int, 3) = 128  # tokens of a text, or of a teacher's pair, as in the code
+    eval_steps: positive_int = None  # steps between dev scores (default: an epoch, as in the code)
+    seed: in_range(int, 0) = 0  # of batches, outputs, and dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
 
 
 def warmup_linear(step, total):
@@ -161,23 +202,17 @@ def warmup_linear(step, total):
 
 
 def clip_each(parameters):
-    """Divide each tensor's gradient by its own norm if that is above 1, as the authors' code does.
-
-    In place, by three calls for all tensors: a loop over them takes as long as the forward pass.
-    """
+    """As in the authors' code: divide each tensor's gradient by its own norm if that is above 1."""
     gradients = [value.grad for value in parameters if value.grad is not None]
-    norms = torch._foreach_norm(gradients)
+    norms = torch._foreach_norm(gradients)  # a loop would take as long as the forward pass
     torch._foreach_clamp_min_(norms, 1.0)
     torch._foreach_div_(gradients, norms)
 
 
-def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
-    """Section 3.3: the teacher learns the labels R [P] of P pairs.
-
-    Returns the best dev score, its step, and the last step.
-    """
-    tokens = Tokens(teacher, pairs)
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+def finetune_teacher(teacher, pairs, labels, dev_score, run, args):
+    """Section 3.3: the teacher learns the labels R [P] of P pairs. dev_score(teacher) -> number."""
+    lengths = token_lengths(args, teacher, pairs)
+    batches = Batches(len(pairs), args.batch_size, args.seed, lengths)
     total = min(args.teacher_epochs * batches.per_epoch, args.max_steps)
     eval_steps = args.eval_steps or batches.per_epoch
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
@@ -186,51 +221,43 @@ def finetune_teacher(teacher, pairs, labels, dev_set, run, args):
     optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
     teacher.train()
 
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [teacher, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the teacher, keep the best.
         if step % eval_steps == 0 or step == total:
-            dev = dev_score(teacher, dev_set, args.task)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, dev_score(teacher)):
                 save_encoder(teacher, run.folder)
-            run.log(step, dev=dev)
-            if step == 0:  # before hours of training: can the teacher be read again?
-                saved = load_cross_encoder(run.folder, args.task, args.max_length, args.device)
-                check_saved(pair_logits, teacher, saved, pairs[:20])
-                del saved  # frees memory
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
         rows = batches[step]  # row numbers [N]
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        batch = [pairs[row] for row in rows]
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.teacher_lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
-            logits = embed_rows(pair_logits, teacher, tokens, rows, args.device)  # T [N, C]
-        label = to_device(labels[rows], args.device)  # R [N]
+            logits = embed_texts(pair_logits, teacher, batch)  # T [N, C]
+        label = torch.from_numpy(labels[rows]).to(args.device)  # R [N]
         loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
         loss.backward()
         clip_each(parameters)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, loss=loss, lr=lr)
 
 
-def distill(student, pairs, labels, targets, dev_set, run, args):
+def distill(student, pairs, labels, targets, dev_score, run, args):
     """Section 3.2: the student learns the labels R [P] and the teacher's logits T [P, C].
 
     The teacher is not in this loop: it is frozen, and main() has computed T once. With --alpha 0
-    there is no teacher: T is zeros, and has no weight. Returns what finetune_teacher() returns.
+    there is no teacher: T is zeros, and has no weight.
     """
-    first, second = [Tokens(student, sentences) for sentences in zip(*pairs)]
-    lengths = first.lengths + second.lengths
-    batches = Batches(lengths, args.batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, *zip(*pairs))
+    batches = Batches(len(pairs), args.batch_size, args.seed, lengths)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     eval_steps = args.eval_steps or batches.per_epoch
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
@@ -240,67 +267,52 @@ def distill(student, pairs, labels, targets, dev_set, run, args):
     student.train(not args.freeze_encoder)
 
     state = [student, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % eval_steps == 0 or step == total:
-            dev = dev_score(student, dev_set, args.task)
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, dev_score(student)):
                 save_student(student, run.folder)
-            run.log(step, dev=dev)
-            if step == 0:
-                saved = load_student(run.folder, args.device)
-                check_saved(embed, student, saved, [first for first, _ in pairs[:20]])
-                del saved  # frees memory
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
         rows = batches[step]
+        first, second = zip(*[pairs[row] for row in rows])  # y and z, N sentences each
         torch.manual_seed(args.seed * 1_000_003 + step)
         # The authors' schedule counts batches of 16, two of which make a step: it ends at 56 %.
         lr = args.lr * warmup_linear(step, 2 * total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
-            u = embed_rows(embed, student, first, rows, args.device)  # psi(y) [N, D]
-            v = embed_rows(embed, student, second, rows, args.device)  # psi(z) [N, D]
+            u = embed_texts(embed, student, first)  # psi(y) [N, D]
+            v = embed_texts(embed, student, second)  # psi(z) [N, D]
             logits = student.head(u, v).float()  # S of eq. 1 [N, C]
-        target = to_device(targets[rows], args.device)  # T [N, C]
-        label = to_device(labels[rows], args.device)  # R [N]
+        target = torch.from_numpy(targets[rows]).to(args.device)  # T [N, C]
+        label = torch.from_numpy(labels[rows]).to(args.device)  # R [N]
         loss = dse_loss(logits, target, label, args.alpha, args.task)
         optimizer.zero_grad()
         loss.backward()
         clip_each(parameters)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, loss=loss, lr=lr)
 
 
 # ---- Scores --------------------------------------------------------------------------------------
-
-
-def embed_sentences(student, sentences):
-    """n sentences -> embeddings [n, D] on the student's device, for its head."""
-    vectors = encode(embed, student, sentences)
-    return torch.from_numpy(vectors).to(student.head.w.weight.device)
 
 
 def logits_of(model, pairs):
     """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
-    u, v = [embed_sentences(model, sentences) for sentences in zip(*pairs)]
+    vectors = [torch.from_numpy(encode(embed, model, sentences)) for sentences in zip(*pairs)]
+    u, v = [part.to(model.model.device) for part in vectors]  # [n, D]
     return model.head.score_pairs(u, v).cpu().numpy()
 
 
 def metrics(logits, labels, task):
-    """The metrics that Table 1 reports for a task: logits [n, C], labels [n] -> {name: x 100}.
-
-    Pearson and Spearman for scores, accuracy for classes, and F1 of class 1 for MRPC and QQP. All
-    are NaN if a logit is not finite.
-    """
+    """Table 1's, NaN if a logit is not finite: logits [n, C], labels [n] -> {name: x 100}."""
     if task == "stsb":
         values = {"Pearson": pearsonr(logits.ravel(), labels).statistic}
         values["Spearman"] = spearmanr(logits.ravel(), labels).statistic
@@ -315,7 +327,7 @@ def metrics(logits, labels, task):
 
 
 def scores(model, sets, task):
-    """{set: (pairs, R)} -> {"dev accuracy": x 100, ..., "dev": their mean}."""
+    """{set: (pairs, R)} -> {"dev accuracy": x 100, ..., "dev": their mean, which chooses}."""
     row = {}
     for name, (pairs, labels) in sets.items():
         values = metrics(logits_of(model, pairs), labels, task)
@@ -324,44 +336,31 @@ def scores(model, sets, task):
     return row
 
 
-def dev_score(model, dev_set, task):
-    """The mean of the task's metrics on the dev set, which chooses the best model."""
-    return scores(model, {"dev": dev_set}, task)["dev"]
-
-
 # ---- Models --------------------------------------------------------------------------------------
 
 
 def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32"):
     """A folder or a name on the Hub -> the teacher, a classifier of pairs; see pair_logits().
 
-    A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning. Raises
-    UserError, also for a classifier whose classes are not those of the task.
+    A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning.
     """
-    teacher = Encoder(name, "mean")
     classes = CLASSES[task]
+    kind = transformers.AutoModelForSequenceClassification
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
-        stated = read_json(teacher.folder / "config_sentence_transformers.json", {})
-        teacher.set_prompts(stated)
-        teacher.prompt = teacher.unused = ""  # a prompt is for one text, not for a pair
-        modules = read_json(teacher.folder / "modules.json", [dict(path="")])
-        place = teacher.folder / modules[0]["path"]
-        kind = transformers.AutoModelForSequenceClassification
-        report = load_transformer(teacher, place, None, kind, len(classes))
+        teacher = Encoder(name, kind, num_labels=len(classes))
         config = teacher.model.config
         position = {label.lower(): at for label, at in config.label2id.items()}
         order = [position.get(label, at) for at, label in enumerate(classes)]
-        if report["mismatched_keys"] or len({*order}) < len(classes):
+        if len({*order}) < len(classes):
             raise ValueError("it is a classifier with other classes")
+    teacher.pooling = "mean"  # for save_encoder(); the logits have none
+    teacher.prompt, teacher.prompts = "", {}  # a prompt is for one text, not for a pair
     teacher.max_length = min(max_length, teacher.max_length)  # saved in its folder, too
     teacher.tokenizer.split_special_tokens = True  # "[SEP]" in a sentence is no separator
     teacher.register_buffer("order", torch.tensor(order))
-    teacher.fresh = bool(report["missing_keys"])
-    if not teacher.fresh and len(classes) > 2 and not position.keys() & set(classes):
-        note(f"{name}: its classes have no names; they are taken as {', '.join(classes)}")
+    teacher.fresh = bool(teacher.missing)
     # Where CrossEncoder of sentence-transformers 6, 4 and 2 states the function of its score.
-    functions = [stated.get("activation_fn"), getattr(config, "sentence_transformers", "")]
-    functions.append(getattr(config, "sbert_ce_default_activation_function", ""))
+    functions = [teacher.settings.get("activation_fn"), config.to_dict()]
     teacher.has_sigmoid = task == "stsb" and "Sigmoid" in str(functions)
     if precision == "bf16" and device == "cpu":
         teacher.model.set_attn_implementation("eager")  # whose backward pass is faster there
@@ -373,8 +372,8 @@ def save_student(student, folder):
     with replacing(folder / "head.safetensors") as new:
         new.write_bytes(save(student.head.state_dict()))
     # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
-    entry = dict(type="sentence_distillation.LayerPooling", script="dse")
-    save_encoder(student, folder, [("LayerPooling", {}, {})], entry)
+    further = dict(type="sentence_distillation.LayerPooling", script="dse")
+    save_encoder(student, folder, [("LayerPooling", {}, {})], **further)
 
 
 def load_student(folder, device="cpu"):
@@ -390,15 +389,6 @@ def load_student(folder, device="cpu"):
 
 # ---- Data ----------------------------------------------------------------------------------------
 
-NLI_CLASSES = ["entailment", "neutral", "contradiction"]
-CLASSES = {  # of GLUE's tasks and AllNLI (MNLI and SNLI), in the order of labels and logits
-    "mrpc": ["0", "1"],
-    "stsb": ["0 to 5"],  # scores
-    "qqp": ["0", "1"],
-    "qnli": ["entailment", "not_entailment"],
-    "mnli": NLI_CLASSES,
-    "allnli": NLI_CLASSES,
-}
 MATCHED = "mnli/validation"
 FILES = {  # of tasks that have other sets than train, validation and test
     "mnli": dict(train=["mnli/train"], dev=[MATCHED], mismatched=["mnli_mm/validation"]),
@@ -419,8 +409,11 @@ def read_sets(args):
     for name, parts in FILES.get(task, files).items():
         if args.train:
             paths = dict(train=[args.train], dev=[args.dev]).get(name, [])
+        elif args.data:
+            paths = [Path(args.data, f"{part}.jsonl") for part in parts]
         else:
-            paths = [find_file(args.data, part) for part in parts]
+            splits = map(Path, parts)  # TASK/SPLIT
+            paths = [download(f"SetFit/{x.parent}", f"{x.name}.jsonl") for x in splits]
         pairs = [pair for path in paths for pair in read_labeled_pairs(path, task)]
         if pairs:
             first, second, labels = zip(*pairs)
@@ -428,24 +421,16 @@ def read_sets(args):
             sets[name] = list(zip(first, second)), array
         elif name in ("train", "dev"):
             raise UserError(f"{paths[0]}: it has no labels")
-    for name in ("train", "dev"):
-        if np.ptp(sets[name][1]) == 0:
-            raise UserError(f"{task}: all labels of the {name} pairs are equal")
+        if name in ("train", "dev") and np.ptp(sets[name][1]) == 0:
+            raise UserError(f"{paths[0]}: all labels are equal")
     return sets
-
-
-def find_file(folder, part):
-    """TASK/SPLIT -> its path in --data, or in SetFit's data sets on the Hub."""
-    task, split = part.split("/")
-    return Path(folder, f"{part}.jsonl") if folder else download(f"SetFit/{task}", f"{split}.jsonl")
 
 
 def read_labeled_pairs(path, task):
     """A file of pairs -> [(sentence, sentence, label)], without unlabeled ones. Raises UserError.
 
-    A name ending in .tsv: scored pairs, tab-separated. Any other: a line of JSON each, with text1,
-    text2 and label, a class number or a score from 0 to 5; -1 where there is none. A test set may
-    be missing.
+    .tsv: scored pairs. Any other: JSON lines with text1, text2 and label, a class number, a score
+    from 0 to 5, or -1 where there is none. A test set may be missing.
     """
     if str(path).endswith((".tsv", ".tsv.gz")):
         if task != "stsb":
@@ -459,137 +444,75 @@ def read_labeled_pairs(path, task):
         row = json.loads(line)
         first, second, label = row["text1"].strip(), row["text2"].strip(), row["label"]
         if label == -1 or not first or not second:
-            return ()
-        if task == "stsb":
-            return first, second, gold_score(label)
-        if label not in range(len(classes)):
-            raise ValueError(f"{label!r} is no class from 0 to {len(classes) - 1}")
+            return None
+        if not 0 <= label <= (5 if task == "stsb" else len(classes) - 1):
+            raise ValueError(f"{label!r} is no label")
         return first, second, label
 
     form = f"each line is JSON with text1, text2 and label, of {', '.join(classes)}"
-    return [row for row in read_rows(path, parse, form) if row]
+    return list(read_lines(path, parse, form))
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
 
-def parse_args():
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    section = "(default: %(default)s; paper §4.1.1)"
-    finetuning = "teacher fine-tuning (default: %(default)s; the authors' README)"
-    parser = ArgumentParser(__doc__)
-
-    add = parser.add_argument_group("models").add_argument
-    text = "a classifier, or a plain encoder to fine-tune (default: %(default)s; paper §3.3)"
-    add("--teacher", default="bert-large-uncased", help=text)
-    add("--student", help="folder or Hub name (default: --teacher; paper §3.4)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    add("--dropout", type=in_range(float, 0, 0.99), help="student dropout (default: its folder's)")
-
-    add = parser.add_argument_group("data").add_argument
-    add("--task", choices=CLASSES, help="allnli: MNLI + SNLI (default: mrpc; stsb for --train)")
-    text = "folder with mrpc/train.jsonl, ... (default: SetFit's data sets on the Hugging Face Hub)"
-    add("--data", help=text)
-    text = "pairs instead of a task's: scored pairs (.tsv), or JSON lines as in --data"
-    add("--train", help=text)
-    add("--dev", help="pairs that choose the best student, with --train")
-
-    add = parser.add_argument_group("method").add_argument
-    add("--alpha", type=in_range(float, 0, 1), default=0.5, help=f"weight of the teacher {section}")
-    add("--freeze-encoder", action="store_true", help="train only the similarity head (§4.1.1)")
-    add("--teacher-only", action="store_true", help="fine-tune and score the teacher (Table 1)")
-    add("--teacher-epochs", type=positive_int, default=3, help=finetuning)
-    add("--teacher-lr", type=positive_float, default=2e-5, help=finetuning)
-    add("--epochs", type=positive_int, default=8, help=section)
-    add("--batch-size", type=positive_int, default=32, help=f"in pairs {section}")
-    add("--lr", type=positive_float, help="(default: 1e-5 for stsb, else 2e-5; paper §4.1.1)")
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/dse", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
-    add("--max-length", type=in_range(int, 3), default=128, help=f"of a text, in tokens {shown}")
-    add("--eval-steps", type=positive_int, help="steps between dev scores (default: an epoch)")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16"), help=text)
-
-    args = parser.parse()
-    if bool(args.train) != bool(args.dev):
-        parser.error("give both --train and --dev, or neither")
-    args.task = args.task or ("stsb" if args.train else "mrpc")
-    args.lr = args.lr or (1e-5 if args.task == "stsb" else 2e-5)
-    return args
-
-
 def load_untrained_student(args):
     """--student, or --teacher without it, cut to --student-layers, with its new head."""
     name = args.student or args.teacher
-    options = dict(dropout=args.dropout, precision=args.precision)
+    options = dict(dropout=args.dropout, device=args.device, precision=args.precision)
     student = load_encoder(name, "mean", args.student_layers, **options)
     student.requires_grad_(not args.freeze_encoder)
     student.max_length = min(args.max_length, student.max_length)  # saved in its folder, too
     return add_head(student, len(CLASSES[args.task])).to(args.device)
 
 
-def run_teacher(train_set, sets, settings, args):
-    """Section 3.3 -> the teacher: a classifier as it is, or a plain encoder that is fine-tuned.
-
-    Fine-tuning is a run with a folder of its own, OUTPUT/teacher.
-    """
+def run_teacher(train_set, sets, dev_score, settings, args):
+    """Section 3.3 -> a classifier as it is, or a plain encoder, fine-tuned by a run of its own."""
     options = (args.task, args.max_length, args.device, args.precision)
     teacher = load_cross_encoder(args.teacher, *options)
     if not teacher.fresh:
         return teacher
     run = Run(settings, args, "teacher", is_last=False)
     if not run.is_finished:
-        outcome = finetune_teacher(teacher, *train_set, sets["dev"], run, args)
-        teacher = load_cross_encoder(run.folder, *options)
-        row = scores(teacher, sets, args.task)
-        run.finish(*outcome, "teacher", row, card(args), "transformers")
+        finetune_teacher(teacher, *train_set, dev_score, run, args)
+        run.finish("teacher", scores(load_cross_encoder(run.folder, *options), sets, args.task))
     return load_cross_encoder(run.folder, *options)
 
 
-def card(args):
-    return f"Trained by `dse.py` (DSE, arXiv:1908.05161), task {args.task}."
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if bool(args.train) != bool(args.dev):
+        raise UserError("give both --train and --dev, or neither")
+    args.task = args.task or ("stsb" if args.train else "mrpc")
+    args.lr = args.lr or (1e-5 if args.task == "stsb" else 2e-5)
     sets = read_sets(args)
-    everything = [[pairs, labels.tolist()] for pairs, labels in sets.values()]
-    settings = run_settings(args, [__file__], everything)
+    texts = [[*pairs, *labels.tolist()] for pairs, labels in sets.values()]
+    settings = run_settings(args, [__file__], texts)
     run = Run(settings, args, "student")
-    if run.is_finished:
-        print(run.table())
-        return
-    pairs, labels = sets.pop("train")
-    torch.manual_seed(args.seed)  # both output layers start at random, the student's first
-    student = load_untrained_student(args)
-    targets = np.zeros((len(pairs), len(CLASSES[args.task])), np.float32)
+    pairs, labels = train_set = sets.pop("train")
 
-    if args.alpha > 0 or args.teacher_only:
-        teacher = run_teacher((pairs, labels), sets, settings, args)
-        run.scores["teacher"] = scores(teacher, sets, args.task)
+    def dev_score(model):  # chooses the best
+        return scores(model, {"dev": sets["dev"]}, args.task)["dev"]
+
+    if not run.is_finished:
+        torch.manual_seed(args.seed)  # both output layers start at random, the student's first
+        student = load_untrained_student(args)
+        targets = np.zeros((len(pairs), len(CLASSES[args.task])), np.float32)
+        if args.alpha > 0 or args.teacher_only:
+            teacher = run_teacher(train_set, sets, dev_score, settings, args)
+            run.scores["teacher"] = scores(teacher, sets, args.task)
+            targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
+            if args.task == "stsb":
+                note(
+                    f"mean of the teacher's scores {targets.mean():.1f}, labels {labels.mean():.1f}"
+                )
         if args.teacher_only:
-            run.write_card(card(args), "transformers")
-            print(run.table())
-            return
-        key = str(teacher.has_sigmoid)
-        targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision, key)
-        if args.task == "stsb":
-            means = f"{targets.mean():.1f}, and of the labels {labels.mean():.1f}"
-            note(f"the mean of the teacher's scores is {means}; they should be on one scale")
-        teacher.to("cpu")  # frees GPU memory
-    outcome = distill(student, pairs, labels, targets, sets["dev"], run, args)
-    best = load_student(run.folder, args.device)
-    row = scores(best, sets, args.task)
-    run.finish(*outcome, "best student", row, card(args), "transformers")
-    print(run.table())
+            run.write_card()
+        else:
+            distill(student, pairs, labels, targets, dev_score, run, args)
+            best = load_student(run.folder, args.device)
+            run.finish("best student", scores(best, sets, args.task))
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Score sentence encoders on semantic textual similarity (STS): Spearman x 100 of the cosine.
 
 By default: the seven STS test sets of SentEval and their average, in SimCSE's "all" setting, where
@@ -11,16 +12,28 @@ name on the Hugging Face Hub, pooled as its folder states, unless --pooling repl
 """
 
 import math
-from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
-from common import POOLINGS, ArgumentParser, UserError, one_line_errors, run_main, table
-from common import gold_score, read_rows, read_scored_pairs, split_columns
+from common import BAR, SENTEVAL, UserError, one_line_errors, read_lines, read_scored_pairs
 from common import load_encoder, resolve_data, resolve_model, spearman
-from common import read_json, write_json
+from common import Device, Pooling, read_json, read_options, run_main, table, write_json
+
+
+class Options:
+    models: list  # folders, or names on the Hub
+    senteval: str = SENTEVAL  # its folder or tar file
+    split: Literal["test", "dev"] = "test"  # dev: STS-B's
+    sets: str = None  # of the test sets, as in STS12,STS-B
+    pairs: list = None  # instead: files of scored pairs (TSV)
+    pooling: Pooling = None  # of all models (default: as a folder states, or mean)
+    student_layers: str = None  # keep only these layers of each model, as in 1,3,5
+    device: Device = None  # (default: cuda if there is one)
+    json: str = None  # a file for the scores
 
 
 def embed(encoder, input_ids, attention_mask):
@@ -73,7 +86,7 @@ def read_sts(folder, split="test"):
     benchmark = min(Path(folder).rglob("STSBenchmark"), default=None)
     if benchmark is None:
         raise UserError(f"{folder}: no STS/STSBenchmark in it; give SentEval's folder or tar file")
-    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4), exact=False)
+    pairs = read_scored_pairs(benchmark / f"sts-{split}.csv", (5, 6, 4))
     if split == "dev":
         return {"dev": pairs}
     sets = {}
@@ -84,41 +97,22 @@ def read_sts(folder, split="test"):
         sets[year] = [pair for name in sorted(names) for pair in read_sts_subset(folder, name)]
     sets["STS-B"] = pairs
     sick = benchmark.parents[1] / "SICK" / "SICK_test_annotated.txt"
-    sets["SICK-R"] = read_scored_pairs(sick, (1, 2, 3), exact=False)
+    sets["SICK-R"] = read_scored_pairs(sick, (1, 2, 3))
     return sets
 
 
 def read_sts_subset(folder, name):
     """STS.input.NAME and STS.gs.NAME of a year -> scored pairs. Raises UserError."""
     form = "STS.gs has one score, or none, for each line of STS.input"
-    first_two = partial(split_columns, positions=(0, 1), exact=False)
-    texts = list(read_rows(folder / f"STS.input.{name}", first_two, form))
+    texts = list(read_lines(folder / f"STS.input.{name}", lambda line: line.split("\t")[:2], form))
     gold = folder / f"STS.gs.{name}"
-    scores = list(read_rows(gold, lambda line: gold_score(line) if line else math.nan, form))
+    scores = list(read_lines(gold, lambda line: [float(line or math.nan)], form))
     if len(scores) != len(texts):
         raise UserError(f"{gold}: {len(scores)} lines, but {len(texts)} pairs of sentences; {form}")
-    return [(*text, score) for text, score in zip(texts, scores) if not math.isnan(score)]
+    return [(*text, score) for text, (score,) in zip(texts, scores) if not math.isnan(score)]
 
 
 # ---- Command line --------------------------------------------------------------------------------
-
-
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    is_default = "(default: %(default)s)"
-    add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
-    add("--senteval", default="senteval.tar", help=f"its folder or tar file {is_default}")
-    add_one = parser.add_mutually_exclusive_group().add_argument
-    add_one("--split", choices=("test", "dev"), default="test", help=f"dev: STS-B's {is_default}")
-    add_one("--sets", type=lambda text: text.split(","), help="of the test sets, as in STS12,STS-B")
-    add_one("--pairs", action="append", metavar="FILE", help="scored pairs (TSV); repeat for more")
-    add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
-    add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=sorted({"cpu", device}), default=device, help=is_default)
-    add("--json", metavar="FILE", help="write the scores as JSON")
-    return parser.parse_args()
 
 
 def read_data(args):
@@ -127,17 +121,18 @@ def read_data(args):
         return {file: read_scored_pairs(file) for file in args.pairs}
     sets = read_sts(resolve_data(args.senteval), args.split)
     with one_line_errors("--sets", f"choose from {','.join(sets)}"):
-        return {name: sets[name] for name in args.sets or sets}
+        return {name: sets[name] for name in (args.sets.split(",") if args.sets else sets)}
 
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     sets = read_data(args)
     rows = {}
     for name in args.models:
         encoder, embed_with = load(name, args.pooling, args.student_layers)
         encoder.to(args.device)
-        rows[name] = {key: spearman(embed_with, encoder, pairs) for key, pairs in sets.items()}
+        bar = tqdm(sets.items(), name, leave=False, delay=1, **BAR)
+        rows[name] = {key: spearman(embed_with, encoder, pairs) for key, pairs in bar}
         if len(sets) > 1:
             rows[name]["avg"] = sum(rows[name].values()) / len(sets)
     if args.json:  # before anything that the terminal may not be able to show

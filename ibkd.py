@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """IBKD, information bottleneck knowledge distillation, for similarity and for dense retrieval.
 
 Zhang, Long, Li, Xie: "Text Representation Distillation via Information Bottleneck Principle",
@@ -24,8 +25,6 @@ Departures that change results (docs/ibkd.md has all of them, next to the author
   python ibkd.py --student nreimers/MiniLM-L6-H384-uncased       the paper's setting, similarity
   python -m extras.ibkd_dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
 """
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -102,11 +101,11 @@ def supervised_info_nce(anchor, positive, negatives, temperature, batch_negative
 def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
     """Token ids and mask, [N, L] each -> S, the embeddings [N, D] in float32.
 
-    with_input: -> X [N, H], S, where X is the mean over the tokens in the output of the embedding
-    layer. num_dense: S is the output of the first num_dense of encoder.heads (default: of all).
-    encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the dense
-    layers after pooling; `normalize`. The same for teacher and student, in training and scoring.
-    Padding is on the right, as Tokens.batch() puts it.
+    with_input: -> X and S side by side, [N, H + D]; X is the mean over the tokens in the output of
+    the embedding layer. num_dense: S is the output of the first num_dense of encoder.heads, or of
+    all. encoder: has `model`, a transformer; `pooling`, "mean", "cls" or "lasttoken"; `heads`, the
+    dense layers after pooling; `normalize`. The same for teacher and student, in training and
+    scoring. Padding is on the right.
     """
     output = encoder.model(
         input_ids, attention_mask=attention_mask, output_hidden_states=with_input
@@ -124,8 +123,8 @@ def embed(encoder, input_ids, attention_mask, with_input=False, num_dense=None):
     s = F.normalize(s, dim=-1) if encoder.normalize else s
     if not with_input:
         return s
-    x = (output.hidden_states[0] * mask).sum(dim=1) / mask.sum(dim=1)
-    return x.float(), s
+    x = (output.hidden_states[0] * mask).sum(dim=1) / mask.sum(dim=1)  # [N, H]
+    return torch.cat([x.float(), s], dim=1)
 
 
 def add_mapping(encoder, dimension, keep):
@@ -147,14 +146,55 @@ def add_mapping(encoder, dimension, keep):
 # ---- Training. Everything above needs only torch and can be copied into other projects -----------
 
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
-from common import Batches, Tokens, embed_rows, spearman, to_device
-from common import read_dev, read_embeddings, read_sentences, read_triplets, resolve_data
-from common import load_encoder, load_untrained_student, teacher_embeddings
-from common import check_saved, save_encoder
-from common import ArgumentParser, Run, in_range, run_main, run_settings
+from common import Batches, embed_texts, spearman, teacher_targets, token_lengths
+from common import read_dev, read_sentences, read_triplets, resolve_data
+from common import load_encoder, load_untrained_student, save_encoder
+from common import Device, Pooling, Precision, in_range, positive_float, positive_int
+from common import Run, read_options, run_main, run_settings, table
+
+
+class Options:
+    teacher: str = "princeton-nlp/sup-simcse-roberta-large"  # folder or Hub name
+    teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
+    teacher_pooling: Pooling = None  # (default: its folder's, else mean)
+    student: str = None  # folder or Hub name (default: the teacher, cut to --student-layers)
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, or mean)
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
+
+    train: str = None  # sentences, or a .csv of triplets (default: nli_for_simcse.csv)
+    triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.3)
+    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+
+    stage: Literal["distill", "finetune", "both"] = None  # (default: distill for --train alone)
+    kernel: Literal["rbf", "imq", "linear"] = "rbf"  # of HSIC; paper §3.2
+    gamma: positive_float = 0.5  # of the kernel; paper §4.3 (the code: 1, stage 2: 0.1)
+    beta1: in_range(float, 0) = 1.0  # weight of HSIC, stage 1; paper §4.3 (the code: 0.2)
+    beta2: in_range(float, 0) = 0.5  # weight of HSIC, stage 2; paper §4.3 (the code: 1)
+    keep_mapping: bool = False  # W stays: the student uses the teacher's space
+    dim: positive_int = None  # dimension of S' (default: no projection; paper §3.4)
+    batch_negatives: bool = False  # stage 2: hard negatives of the whole batch, as in the code
+    epochs: positive_int = 10  # stage 1; Table 1
+    batch_size: in_range(int, 2) = 256  # stage 1; Table 1
+    lr: positive_float = 1e-4  # stage 1; Table 1
+    temperature: positive_float = 0.1  # stage 1; Table 1 (the code: 1)
+    finetune_epochs: positive_int = 3  # stage 2; Table 1
+    finetune_batch_size: in_range(int, 2) = 256  # stage 2; Table 1 (the code: 128)
+    finetune_lr: positive_float = 3e-5  # stage 2; Table 1 (the code: 1e-6)
+    finetune_temperature: positive_float = 0.05  # stage 2; Table 1
+
+    output: str = "runs/ibkd"  # folder for everything
+    max_steps: positive_int = 10**9  # at most, in each stage
+    max_length: in_range(int, 3) = 128  # tokens of a training text, as in the authors' code
+    eval_steps: positive_int = 500  # steps between dev scores (the code: 2,000, stage 2: 125)
+    seed: in_range(int, 0) = 0  # of batches, W, and dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
 
 
 def distill(student, texts, targets, dev_score, run, args):
@@ -163,11 +203,10 @@ def distill(student, texts, targets, dev_score, run, args):
     Eq. 8 prints -(L_nce - beta_1 HSIC), with eq. 3's L_nce, a bound to maximize. Section 3.1 ends
     with the opposite sign, a loss to minimize, which is info_nce(). targets [n, D_T]: T of n texts.
     The teacher is not in this loop: it is frozen, and its embeddings are computed beforehand.
-    dev_score(encoder) -> the number that chooses the best student. Returns the best dev score, its
-    step, and the last step.
+    dev_score(encoder) -> the number that chooses the best student.
     """
-    tokens = Tokens(student, texts, args.max_length)
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, texts)
+    batches = Batches(len(texts), args.batch_size, args.seed, lengths)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
@@ -177,35 +216,28 @@ def distill(student, texts, targets, dev_score, run, args):
     model = nn.ModuleList([student, mapping]).to(args.device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(student)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, dev_score(student)):
                 save_encoder(student, run.folder)
-            if step == 0:  # before hours of training: can the student be read again?
-                saved = load_encoder(run.folder, device=args.device)
-                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
-                check_saved(embed, student, saved, texts[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
         rows = batches[step]  # row numbers [N]
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        batch = [texts[row] for row in rows]
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
-            x, s = embed_rows(embed_both, student, tokens, rows, args.device)  # [N, H], [N, D]
-        target = to_device(targets[rows], args.device)  # T [N, D_T], read from disk
+            both = embed_texts(embed_both, student, batch, args.max_length)
+        x, s = both[:, : student.width], both[:, student.width :]  # [N, H], [N, D]
+        target = torch.from_numpy(targets[rows]).to(args.device)  # T [N, D_T], read from disk
         contrast = info_nce(mapping(s), target, args.temperature)
         gram_x = gram_matrix(x, args.kernel, args.gamma)  # K_X [N, N]
         gram_s = gram_matrix(s, args.kernel, args.gamma)  # K_S [N, N]
@@ -215,7 +247,7 @@ def distill(student, texts, targets, dev_score, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
+        run.log(step + 1, loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
 
 def finetune(student, texts, examples, dev_score, run, args):
@@ -225,11 +257,10 @@ def finetune(student, texts, examples, dev_score, run, args):
     same loss. X and S are those of all texts of a batch, as in the authors' code. examples
     [n, 2 + K]: positions in texts of an anchor, its positive and its K hard negatives. The student
     at the start is scored, too, and kept if no step improves on it. A positive that two anchors of
-    a batch share is a negative of both. Returns what distill() returns.
+    a batch share is a negative of both.
     """
-    tokens = Tokens(student, texts, args.max_length)
-    lengths = tokens.lengths[examples[:, 0]]  # of the anchors
-    batches = Batches(lengths, args.finetune_batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, [texts[number] for number in examples[:, 0]])
+    batches = Batches(len(examples), args.finetune_batch_size, args.seed, lengths)
     total = min(args.finetune_epochs * batches.per_epoch, args.max_steps)
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
@@ -240,33 +271,26 @@ def finetune(student, texts, examples, dev_score, run, args):
     optimizer = torch.optim.Adam(student.parameters(), lr=args.finetune_lr, fused=True)
 
     state = [student, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(student)
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, dev_score(student)):
                 save_encoder(student, run.folder)
-            if step == 0:  # before hours of training: can the student be read again?
-                saved = load_encoder(run.folder, device=args.device)
-                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
-                check_saved(embed, student, saved, texts[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
             if step == total:
-                return best, best_step, step
+                return
 
         # One step.
-        rows = batches[step]
+        numbers = examples[batches[step]]  # of an anchor, its positive, K hard negatives [N, 2 + K]
+        batch = [texts[number] for number in numbers.ravel()]
         torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.finetune_lr * (total - step) / total
         optimizer.param_groups[0]["lr"] = lr
-        numbers = examples[rows]  # of an anchor, its positive, K hard negatives [N, 2 + K]
-        with autocast:  # X [N (2 + K), H], S [N (2 + K), D]
-            x, s = embed_rows(embed_both, student, tokens, numbers.ravel(), args.device)
+        with autocast:
+            both = embed_texts(embed_both, student, batch, args.max_length)
+        x, s = both[:, : student.width], both[:, student.width :]  # [N (2 + K), H or D]
         mapped = mapping(s).view(*numbers.shape, -1)  # S' of eq. 11 [N, 2 + K, D']
         anchor, positive, negatives = mapped[:, 0], mapped[:, 1], mapped[:, 2:]
         contrast = supervised_info_nce(
@@ -280,138 +304,47 @@ def finetune(student, texts, examples, dev_score, run, args):
         loss.backward()
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
+        run.log(step + 1, loss=loss, info_nce=contrast, hsic=dependence, lr=lr)
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-CARD = "Trained by `ibkd.py` (IBKD, arXiv:2311.05472)."
-NLI_TRIPLETS = "nli_for_simcse.csv"
-POOLINGS = ("mean", "cls", "lasttoken", "pooler")
-
-
-def add_options(parser):
-    """All options except those of the data. extras/ibkd_dr.py has them, too."""
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    two = in_range(int, 2)  # a contrastive loss needs two texts
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    section = "(default: %(default)s; paper §4.3)"
-    stage_1 = "stage 1 (default: %(default)s; paper Table 1)"
-    stage_2 = "stage 2 (default: %(default)s; paper Table 1)"
-
-    add = parser.add_argument_group("models").add_argument
-    teacher = "princeton-nlp/sup-simcse-roberta-large"
-    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = "student pooling (default: the teacher's if cut from it, else its folder's, else mean)"
-    add("--pooling", choices=POOLINGS, help=text)
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=in_range(float, 0, 0.99), help=text)
-
-    add = parser.add_argument_group("method").add_argument
-    kernels = ("rbf", "imq", "linear")
-    add("--kernel", choices=kernels, default="rbf", help="HSIC kernel (default: rbf; paper §3.2)")
-    add("--gamma", type=positive_float, default=0.5, help=f"kernel parameter {section}")
-    add("--beta1", type=in_range(float, 0), default=1.0, help=f"HSIC weight, stage 1 {section}")
-    add("--beta2", type=in_range(float, 0), default=0.5, help=f"HSIC weight, stage 2 {section}")
-    add("--keep-mapping", action="store_true", help="W stays: the student uses the teacher's space")
-    add("--dim", type=positive_int, help="dimension of S' (default: no projection; paper §3.4)")
-    add("--batch-negatives", action="store_true", help="stage 2: hard negatives of the whole batch")
-    add("--epochs", type=positive_int, default=10, help=stage_1)
-    add("--batch-size", type=two, default=256, help=stage_1)
-    add("--lr", type=positive_float, default=1e-4, help=stage_1)
-    add("--temperature", type=positive_float, default=0.1, help=stage_1)
-    add("--finetune-epochs", type=positive_int, default=3, help=stage_2)
-    add("--finetune-batch-size", type=two, default=256, help=stage_2)
-    add("--finetune-lr", type=positive_float, default=3e-5, help=stage_2)
-    add("--finetune-temperature", type=positive_float, default=0.05, help=stage_2)
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/ibkd", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most, in each stage")
-    add("--max-length", type=in_range(int, 3), default=128, help=f"of a training text {shown}")
-    add("--eval-steps", type=positive_int, default=500, help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"where to run {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16"), help=text)
-
-
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument_group("data").add_argument
-    add("--train", help=f"sentences or a .csv of triplets (default: {NLI_TRIPLETS})")
-    text = f"stage 2: CSV sent0,sent1,hard_neg (default: {NLI_TRIPLETS}; paper §4.3)"
-    add("--triplets", help=text)
-    text = "1, 2, or both (default: both; distill for --train without --triplets; paper §3.3)"
-    add("--stage", choices=("distill", "finetune", "both"), help=text)
-    text = "instead of --teacher: its embeddings of the training texts, .npy of floats [n, D]"
-    add("--teacher-embeddings", metavar="FILE", help=text)
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-    add_options(parser)
-    args = parser.parse()
-    if args.stage is None:
-        args.stage = "distill" if args.train and not args.triplets else "both"
-    args.train = args.train or NLI_TRIPLETS
-    args.triplets = args.triplets or NLI_TRIPLETS
-    return args
-
-
-def run_distill(sentences, dev_score, run, args):
-    """Stage 1 as a run: loads, trains and scores, and returns at once if the run has its card."""
-    if run.is_finished:
-        return
-    student = load_untrained_student(args)
-    if args.teacher_embeddings:
-        targets = read_embeddings(args.teacher_embeddings, len(sentences))
-    else:
-        teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
-        run.scores["teacher"] = {"dev": dev_score(teacher, vectors_of=teacher_embeddings)}
-        targets = teacher_embeddings(embed, teacher, sentences, args.max_length, args.precision)
-        del teacher  # frees GPU memory
-    run.scores["student before"] = {"dev": dev_score(student)}
-    outcome = distill(student, sentences, targets, dev_score, run, args)
-    best = load_encoder(run.folder, device=args.device)
-    run.finish(*outcome, "best of stage 1", {"dev": dev_score(best)}, CARD)
-
-
-def run_finetune(first, triplets, dev_score, run, args):
-    """Stage 2 as a run, from the student of the run `first`, or from --student if that is None."""
-    if run.is_finished:
-        return
-    if first:
-        run.scores |= first.scores
-        student = load_encoder(first.folder, device=args.device, precision=args.precision)
-    else:
-        student = load_untrained_student(args)
-        run.scores["student before"] = {"dev": dev_score(student)}
-    texts = [text for triplet in triplets for text in triplet]
-    examples = np.arange(len(texts)).reshape(-1, 3)
-    outcome = finetune(student, texts, examples, dev_score, run, args)
-    best = load_encoder(run.folder, device=args.device)
-    run.finish(*outcome, "best of stage 2", {"dev": dev_score(best)}, CARD)
-
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    args.stage = args.stage or ("distill" if args.train and not args.triplets else "both")
+    args.train = args.train or "nli_for_simcse.csv"
+    args.triplets = args.triplets or "nli_for_simcse.csv"
+    stages = ["distill", "finetune"] if args.stage == "both" else [args.stage]
     dev_pairs = read_dev(args.dev)
-    sentences = read_sentences(resolve_data(args.train)) if args.stage != "finetune" else []
-    triplets = read_triplets(resolve_data(args.triplets)) if args.stage != "distill" else []
-    settings = run_settings(args, [__file__], [dev_pairs, sentences, triplets])
     dev_score = partial(spearman, embed, pairs=dev_pairs)  # of an encoder
-    # A stage is a run with a folder of its own; the last one has --output itself.
-    run = Run(settings, args, args.stage if args.stage != "both" else "finetune")
-    first = Run(settings, args, "distill", is_last=False) if args.stage == "both" else None
-    if args.stage != "finetune":
-        run_distill(sentences, dev_score, first or run, args)
-    if args.stage != "distill":
-        run_finetune(first, triplets, dev_score, run, args)
-    print(run.table())
+    sentences = read_sentences(resolve_data(args.train)) if "distill" in stages else []
+    triplets = read_triplets(resolve_data(args.triplets)) if "finetune" in stages else []
+    settings = run_settings(args, [__file__], [dev_pairs, sentences, triplets])
+    previous = None
+    for stage in stages:  # each is a run with a folder of its own
+        run = Run(settings, args, stage, is_last=stage == stages[-1])
+        if not run.is_finished:
+            if stage == "distill":
+                targets = teacher_targets(embed, sentences, dev_pairs, run, args)
+            if previous:
+                run.scores |= previous.scores
+                student = load_encoder(
+                    previous.folder, device=args.device, precision=args.precision
+                )
+            else:
+                student = load_untrained_student(args)
+                run.scores["student before"] = {"dev": dev_score(student)}
+            if stage == "distill":
+                distill(student, sentences, targets, dev_score, run, args)
+            else:
+                texts = [text for triplet in triplets for text in triplet]
+                examples = np.arange(len(texts)).reshape(-1, 3)
+                finetune(student, texts, examples, dev_score, run, args)
+            best = load_encoder(run.folder, device=args.device)
+            run.finish(f"best of {stage}", {"dev": dev_score(best)})
+        previous = run
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

@@ -303,14 +303,9 @@ def translators(models_folder, tmp_path_factory):
 
 
 @pytest.fixture
-def parse(monkeypatch):
-    """parse(ckd, "--option", ...) -> what a script makes of its options."""
-
-    def call(script, *options):
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, options)])
-        return script.parse_args()
-
-    return call
+def parse():
+    """parse(ckd, "--option", ...) -> the values of its options."""
+    return lambda script, *words: common.read_options(script.Options, "", list(map(str, words)))
 
 
 @pytest.fixture
@@ -358,8 +353,8 @@ def check_student(script, folder, dev_file, best, printed):
 
 
 def outcome(folder):
-    """All that a run leaves: its log without speeds, its table, a digest of each other file."""
-    log = [{k: v for k, v in row.items() if k != "sentences_per_second"} for row in rows(folder)]
+    """All that a run leaves: its log without times, its table, a digest of each other file."""
+    log = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder)]
     table = [line for line in (folder / "README.md").read_text().splitlines() if line[:1] == "|"]
     digests = {}
     for path in folder.rglob("*"):
@@ -399,8 +394,8 @@ def check_resume(call_main, monkeypatch, tmp_path):
             die_at(run, "after")
             return progress
 
-        def dying_log(run, step, *sentences, **values):
-            log(run, step, *sentences, **values)
+        def dying_log(run, step, **values):
+            log(run, step, **values)
             if "dev" in values:
                 die_at(run, step)
 
