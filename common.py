@@ -171,8 +171,8 @@ def encode(embed, encoder, texts, max_length=None, precision="fp32"):
     vectors = torch.cat(outputs).numpy()[np.argsort(by_length)]
     valid = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     if not valid.all():
-        problem = f"the embedding of {texts[valid.argmin()]!r:.60} is zero or not finite"
-        raise UserError(f"{encoder.name}: {problem}; check its weights, or use a smaller --lr")
+        found = f"the embedding of {texts[valid.argmin()]!r:.60} is zero or not finite"
+        raise UserError(f"{encoder.name}: {found}; check its weights, or use a smaller --lr")
     return vectors
 
 
@@ -232,11 +232,11 @@ def read_sentences(path):
 def read_triplets(path):
     """CSV with the header sent0,sent1,hard_neg -> [[str, str, str]]. Raises UserError."""
     form = "triplets are CSV with the header sent0,sent1,hard_neg and three texts per row"
-    reader = csv.DictReader(read_lines(path, "{}\n".format, form), strict=True)
+    reader = csv.DictReader(read_lines(path, "{}\n".format, form), restval="", strict=True)
     triplets = []
     with one_line_errors(path, form):  # such as a quote that is never closed
         for row in reader:
-            triplets.append([(row[name] or "").strip() for name in ("sent0", "sent1", "hard_neg")])
+            triplets.append([row.get(name, "").strip() for name in ("sent0", "sent1", "hard_neg")])
             if not all(triplets[-1]):
                 raise UserError(f"{path}:{reader.line_num}: a text is missing; {form}")
     return triplets
@@ -282,16 +282,14 @@ from torch import nn
 from tqdm import tqdm
 
 BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sentence-distillation")
+CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+CACHE = Path(CACHE, "sentence-distillation")
 
 # ---- The teacher's embeddings --------------------------------------------------------------------
 
 
 def teacher_targets(embed, texts, dev_pairs, run, args):
-    """The teacher's embeddings of n training texts [n, D_T]; its dev score goes into the run.
-
-    With --teacher-embeddings, those of this file: then there is no teacher.
-    """
+    """The teacher's embeddings of n texts [n, D_T], or another program's (--teacher-embeddings)."""
     if args.teacher_embeddings:
         return read_embeddings(args.teacher_embeddings, len(texts))
     teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
@@ -306,12 +304,12 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32")
     settings and tokenizer, the texts. extras/distributed.py replaces this function.
     """
     plain = [value for value in vars(teacher).values() if isinstance(value, (str, int))]
-    settings = [inspect.getsource(embed), str(teacher), plain, teacher.files, max_length, precision]
+    settings = [inspect.getsource(embed), teacher, teacher.model.config, plain, teacher.files]
     weights = [value.cpu().numpy() for value in teacher.state_dict().values()]
-    file = CACHE / f"teacher-{digest(settings + weights + [*texts])}.float32"
+    file = CACHE / f"teacher-{digest([*settings, *weights, max_length, precision, *texts])}.float32"
     if not file.exists():
         with replacing(file) as new, open(new, "wb") as out:  # a full disk would kill a memory map
-            for chunk in tqdm(chunks(texts, 2048), "teacher", leave=False, **BAR):
+            for chunk in tqdm(chunks(texts, 2048), "teacher", **BAR):
                 out.write(encode(embed, teacher, chunk, max_length, precision))
     return np.memmap(file, np.float32, "r").reshape(len(texts), -1)
 
@@ -329,13 +327,15 @@ def read_embeddings(path, count):
     return embeddings.astype(np.float32, copy=False)
 
 
-def token_lengths(args, encoder, texts, *more):
-    """Numbers of tokens [n] of n texts, more columns added; None without --group-by-length."""
+def token_lengths(args, encoder, *columns):
+    """Numbers of tokens [n], summed over columns of n texts; None without --group-by-length."""
     if not args.group_by_length:
         return None
-    tokenized = (tokenize(encoder, chunk, args.max_length) for chunk in chunks(texts, 10_000))
-    lengths = np.array([len(ids) for token_ids in tokenized for ids in token_ids])
-    return lengths + token_lengths(args, encoder, *more) if more else lengths
+    counts = []
+    for texts in columns:
+        tokenized = (tokenize(encoder, chunk, args.max_length) for chunk in chunks(texts, 10_000))
+        counts.append([len(ids) for token_ids in tokenized for ids in token_ids])
+    return np.sum(counts, axis=0)
 
 
 # ---- Model folders -------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class Encoder(nn.Module):
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each new shape of a batch
-        self.name, self.folder = str(name), resolve_model(name)
+        self.name, self.folder = f"{name}", resolve_model(name)
         read = read_settings if kind is transformers.AutoModel else read_json
         self.entries = read(self.folder / "modules.json", [dict(path="")])
         folder = self.folder / self.entries[0]["path"]
@@ -406,26 +406,27 @@ class Encoder(nn.Module):
         for key, value in config.to_dict().items():
             if re.search("dropout|pdrop$", key) and isinstance(value, (int, float)):
                 setattr(config, key, value if dropout is None else dropout)
-        options = dict(config=config, dtype=torch.float32, output_loading_info=True)
-        self.model, report = kind.from_pretrained(folder, **options)
+        options = dict(config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+        self.model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
         self.missing = report["missing_keys"]  # such as an output layer, which is then made up
         inside = "" if kind is transformers.AutoModel else self.model.base_model_prefix
         lacking = [key for key in self.missing if key.startswith(inside) and "pooler." not in key]
         lacking += [key for key in report["unexpected_keys"] if re.search(r"layers?\.\d+\.", key)]
+        lacking += report["mismatched_keys"]
         if lacking:
-            raise ValueError(f"its weights and its config.json differ in {min(lacking)}")
+            raise ValueError(f"its weights and its config.json differ in {lacking[0]}")
         self.width = config.hidden_size
 
     def read_tokenizer(self, folder):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         paths = [path for path in folder.iterdir() if path.is_file()]
         self.files = {x.name: x.read_bytes() for x in paths if re.fullmatch(COPIED, x.name)}
-        if not self.files:  # then transformers has made one up
+        numbers = self.tokenizer.get_vocab().values()
+        if len(numbers) <= len(self.tokenizer.all_special_ids):  # transformers has made it up
             raise ValueError("it has no tokenizer")
         if any(self.tokenizer("a").get("token_type_ids", ())):
             raise ValueError("its tokenizer gives token types other than 0")
-        rows = self.model.get_input_embeddings().num_embeddings
-        if max(self.tokenizer.get_vocab().values()) >= rows:
+        if max(numbers) >= self.model.get_input_embeddings().num_embeddings:
             raise ValueError("its weights have no row for some token of its tokenizer")
 
     @property
@@ -685,8 +686,7 @@ class Run:
 
     def checkpoint(self, step, state, queue=None):
         """Save what begin() restores, at most every CHECKPOINT_SECONDS, when a loss was finite."""
-        is_old = time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS
-        if is_old and step % LOG_STEPS == 0:
+        if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS and step % LOG_STEPS == 0:
             log_size = (self.folder / "metrics.jsonl").stat().st_size
             progress = (step, self.best, self.best_step, log_size, queue)
             with replacing(self.folder / "checkpoint.pt") as new:
@@ -696,7 +696,7 @@ class Run:
     def log(self, step, **values):
         """Append values after `step` steps to metrics.jsonl. Raises UserError for a NaN."""
         self.bar.update(step - self.bar.n)
-        if step % LOG_STEPS != 0 and "dev" not in values:
+        if step % LOG_STEPS and "dev" not in values:
             return  # nothing is fetched from the device
         line = dict(stage=self.stage, step=step, seconds=round(self.bar.format_dict["elapsed"], 2))
         for name, value in values.items():
@@ -721,7 +721,7 @@ class Run:
         self.bar.close()
         if abs(row["dev"] - self.best) > 0.01:
             found = f"has a dev score of {row['dev']:.2f}, and {self.best:.2f} when it was saved"
-            raise UserError(f"{self.folder}: {found}; it is not the model that was trained")
+            raise UserError(f"{self.folder}: {found}; it is not what was trained")
         if self.best_step == 0:
             note(f"{self.stage}: no step improved the dev score; docs/engineering.md has advice")
         self.scores[f"{name} (step {self.best_step} of {self.bar.n})"] = row
@@ -730,9 +730,9 @@ class Run:
     def write_card(self):
         """Write scores.json, then README.md: the table, and the command."""
         write_json(self.folder / "scores.json", self.scores)
-        command = shlex.join(["python", *sys.orig_argv[1:]])
+        command = f"Command: `{shlex.join(['python', *sys.orig_argv[1:]])}`"
         with replacing(self.folder / "README.md") as new:
-            new.write_text(f"{table(self.scores)}\n\nCommand: `{command}`\n", "utf-8")
+            new.write_text(f"{table(self.scores)}\n\n{command}\n", "utf-8")
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         note(f"saved {self.folder}")
 
@@ -754,8 +754,8 @@ def read_options(options, docstring, words=None):
     def error(message):
         raise UserError(f"{message} (--help lists the options)")
 
-    how = dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser = argparse.ArgumentParser(description=docstring, fromfile_prefix_chars="@", **how)
+    how = dict(formatter_class=argparse.RawDescriptionHelpFormatter, fromfile_prefix_chars="@")
+    parser = argparse.ArgumentParser(description=docstring, allow_abbrev=False, **how)
     parser.convert_arg_line_to_args = functools.partial(shlex.split, comments=True)
     parser.error = error
     for line in filter(None, inspect.getsource(options).splitlines()[1:]):
@@ -766,9 +766,9 @@ def read_options(options, docstring, words=None):
         kind, default = options.__annotations__[name], getattr(options, name, None)
         how = dict(choices=get_args(kind)) if get_args(kind) else dict(type=kind)
         how = {bool: dict(action="store_true"), list: dict(nargs="+")}.get(kind, how)
-        shown = " (default: %(default)s)" if default else ""
+        text += " (default: %(default)s)" if default else ""
         flag = f"--{name.replace('_', '-')}" if hasattr(options, name) else name
-        parser.add_argument(flag, default=default, help=text + shown, **how)
+        parser.add_argument(flag, default=default, help=text, **how)
     args = parser.parse_args(words)
     if "teacher_pooling" in args and not (args.student or args.student_layers):
         error("give --student, or --student-layers to cut it from the teacher")
@@ -802,7 +802,7 @@ def run_main(main):
     except KeyboardInterrupt:
         message = "interrupted; the same command continues a run"
     except (UserError, OSError) as error:
-        message = str(error)
+        message = f"{error}"
     except Exception as error:
         if not LACK_OF_MEMORY.search(repr(error)):
             raise  # a fault of this project
@@ -837,11 +837,14 @@ def write_json(path, content):
 @contextlib.contextmanager
 def replacing(path):
     """Give the block another name to write to, then rename what it has written to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")  # other processes have others
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield new
         os.replace(new, path)
+    except OSError as error:  # such as a full disk
+        advice = "free disk space, or choose another --output, or XDG_CACHE_HOME for the cache"
+        raise UserError(f"{path}: {error.strerror or error}; {advice}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)  # a folder
         new.unlink(missing_ok=True)

@@ -235,12 +235,11 @@ def finetune_teacher(teacher, pairs, labels, dev_score, run, args):
 
         # One step.
         rows = batches[step]  # row numbers [N]
-        batch = [pairs[row] for row in rows]
         torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.teacher_lr * warmup_linear(step, total)
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
-            logits = embed_texts(pair_logits, teacher, batch)  # T [N, C]
+            logits = embed_texts(pair_logits, teacher, [pairs[row] for row in rows])  # T [N, C]
         label = torch.from_numpy(labels[rows]).to(args.device)  # R [N]
         loss = label_loss(logits, label, args.task)
         optimizer.zero_grad()
@@ -302,12 +301,16 @@ def distill(student, pairs, labels, targets, dev_score, run, args):
 # ---- Scores --------------------------------------------------------------------------------------
 
 
+def embed_sentences(student, sentences):
+    """n sentences -> embeddings [n, D] on the student's device, for its head."""
+    return torch.from_numpy(encode(embed, student, sentences)).to(student.model.device)
+
+
 def logits_of(model, pairs):
     """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
-    vectors = [torch.from_numpy(encode(embed, model, sentences)) for sentences in zip(*pairs)]
-    u, v = [part.to(model.model.device) for part in vectors]  # [n, D]
+    u, v = [embed_sentences(model, sentences) for sentences in zip(*pairs)]
     return model.head.score_pairs(u, v).cpu().numpy()
 
 
@@ -399,10 +402,7 @@ FILES = {  # of tasks that have other sets than train, validation and test
 
 
 def read_sets(args):
-    """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and the test sets that have labels}.
-
-    From --train and --dev, or the task's files in --data or on the Hub. Raises UserError.
-    """
+    """-> {"train": (n pairs of sentences, R [n]), "dev": ..., and test sets that have labels}."""
     task = args.task
     files = dict(train=[f"{task}/train"], dev=[f"{task}/validation"], test=[f"{task}/test"])
     sets = {}
@@ -444,13 +444,13 @@ def read_labeled_pairs(path, task):
         row = json.loads(line)
         first, second, label = row["text1"].strip(), row["text2"].strip(), row["label"]
         if label == -1 or not first or not second:
-            return None
+            return ()
         if not 0 <= label <= (5 if task == "stsb" else len(classes) - 1):
             raise ValueError(f"{label!r} is no label")
         return first, second, label
 
     form = f"each line is JSON with text1, text2 and label, of {', '.join(classes)}"
-    return list(read_lines(path, parse, form))
+    return [pair for pair in read_lines(path, parse, form) if pair]
 
 
 # ---- Command line --------------------------------------------------------------------------------

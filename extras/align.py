@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Write a teacher whose embeddings are in the student's space, as a folder that every script reads.
 
 A larger teacher from another model family has other dimensions, and more of them. This script adds
@@ -20,11 +21,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from common import ArgumentParser, UserError, note, read_sentences, resolve_data, run_main
-from common import encode, load_encoder, save_encoder
+from tqdm import tqdm
+
+from common import BAR, UserError, chunks, encode, note
+from common import load_encoder, read_sentences, resolve_data, save_encoder
+from common import read_options, run_main
 from eval_sts import embed
 
 SENTENCES = 10_000  # that A is fitted on, drawn at random
+
+
+class Options:
+    teacher: str = None  # folder, or name on the Hub
+    student: str = None  # folder, or name on the Hub
+    student_layers: str = None  # keep only these layers of the student, as in 1,3,5
+    train: str = None  # sentences, or a .csv of triplets
+    output: str = "runs/aligned"  # a new folder for the aligned teacher
 
 
 def principal_components(teacher, dimension):
@@ -46,13 +58,19 @@ def rotation(source, target):
     return left @ right
 
 
+def vectors_of(encoder, sentences):
+    """-> [n, D], float64"""
+    bar = tqdm(chunks(sentences, 1024), encoder.name, leave=False, delay=1, **BAR)
+    return np.concatenate([encode(embed, encoder, chunk) for chunk in bar]).astype(np.float64)
+
+
 def align(teacher, student, sentences):
     """Append A [D_T, D_S] to the teacher's heads, and normalize as the student does. In place."""
     if len(sentences) < teacher.dimension:  # then T says nothing of some dimensions
         found = f"{len(sentences)} sentences are fewer than the teacher's dimensions"
         raise UserError(f"--train: {found}, {teacher.dimension}; better give {SENTENCES}")
-    teacher_vectors = encode(embed, teacher, sentences).astype(np.float64)  # T [n, D_T]
-    student_vectors = encode(embed, student, sentences).astype(np.float64)  # S [n, D_S]
+    teacher_vectors = vectors_of(teacher, sentences)  # T [n, D_T]
+    student_vectors = vectors_of(student, sentences)  # S [n, D_S]
     components, kept = principal_components(teacher_vectors, student.dimension)
     note(f"principal components keep {100 * kept:.1f} % of the teacher's sum of squares")
     matrix = components @ rotation(teacher_vectors @ components, student_vectors)  # A
@@ -65,19 +83,10 @@ def align(teacher, student, sentences):
         linear.weight.data *= np.linalg.norm(student_vectors, axis=1).mean() / lengths.mean()
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("--teacher", required=True, help="folder or Hub name")
-    add("--student", required=True, help="folder or Hub name")
-    add("--student-layers", help="keep only these layers of the student, as in 1,3,5")
-    add("--train", required=True, help="sentences, or a .csv of triplets")
-    add("--output", required=True, help="a new folder for the aligned teacher")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if not (args.teacher and args.student and args.train):
+        raise UserError("give --teacher, --student and --train (--help lists the options)")
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = list(dict.fromkeys(read_sentences(resolve_data(args.train))))  # distinct ones

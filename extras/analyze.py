@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Draw the papers' figures of embedding spaces: PNG, SVG, and the numbers as JSON.
 
   space       alignment and uniformity (DistilCSE's Figure 2, IBKD's Figure 5)
@@ -20,15 +21,17 @@ against its own text; it is left out here.
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
+from tqdm import tqdm
 
-from common import ArgumentParser, UserError, one_line_errors, run_main
-from common import encode, read_json, read_rows, write_json
-from common import read_dev, read_sentences, resolve_data
+from common import BAR, UserError, chunks, encode, one_line_errors
+from common import read_dev, read_lines, read_sentences, resolve_data
+from common import read_json, read_options, run_main, write_json
 from eval_sts import load
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
@@ -44,10 +47,22 @@ MARKERS = list("osD^vPX*<")  # the ninth model has the first one's color and ano
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+class Options:
+    figure: Literal["space", "covariance", "cosine", "edits", "neighbours", "data"]  # see above
+    models: list  # folders, or names on the Hub; for data, folders of runs
+    output: str = None  # path without its ending (default: figures/FIGURE)
+    dev: str = None  # scored pairs (TSV) (default: STS-B dev)
+    sentences: str = DEMO / "sentences.txt"  # as --train
+    query: list = None  # of neighbours, one or several (default: the first sentence)
+    against: str = "sentences"  # data: an option of the runs
+
+
 def unit_vectors(model, sentences):
     """A model's name and n sentences -> float64 [n, D], L2-normalized."""
     encoder, embed = load(model)
-    vectors = encode(embed, encoder.to(DEVICE), sentences).astype(np.float64)
+    encoder.to(DEVICE)
+    bar = tqdm(chunks(sentences, 1024), model, leave=False, delay=1, **BAR)
+    vectors = np.concatenate([encode(embed, encoder, chunk) for chunk in bar]).astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -93,7 +108,7 @@ def best_scores(folder, against):
     found = {}
     for path in sorted(Path(folder).glob("*/args.json")):
         options = read_json(path, None)
-        log = list(read_rows(path.with_name("metrics.jsonl"), json.loads, "it must be a log"))
+        log = list(read_lines(path.with_name("metrics.jsonl"), json.loads, "it must be a log"))
         stage = log[-1]["stage"]
         dev = {row["step"]: row["dev"] for row in log if "dev" in row and row["stage"] == stage}
         advice = f"a run needs a number of {against}; of sentences, only one stage"
@@ -214,21 +229,6 @@ FIGURES = dict(space=space, covariance=covariance, cosine=cosine, edits=edits)
 FIGURES |= dict(neighbours=neighbours, data=data)
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("figure", choices=FIGURES)
-    add("models", nargs="+", help="folder or Hub name; for data, folder of runs")
-    add("--output", help="path without its ending (default: figures/FIGURE)")
-    add("--dev", help="scored pairs (TSV) (default: STS-B dev)")
-    sentences = DEMO / "sentences.txt"
-    add("--sentences", default=sentences, help="as --train (default: %(default)s)")
-    query = "of neighbours; may be repeated (default: the first sentence)"
-    add("--query", action="append", help=query)
-    add("--against", default="sentences", help="data: an option of the runs (default: %(default)s)")
-    return parser.parse_args()
-
-
 def read_texts(args):
     """What the figure needs except the models. Raises UserError."""
     if args.figure == "data":
@@ -240,7 +240,7 @@ def read_texts(args):
 
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     os.environ["MPLBACKEND"] = "agg"  # a notebook may have set another one
     with one_line_errors("matplotlib", "figures need it: pip install matplotlib"):
         import matplotlib.pyplot as plt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The baselines that three papers compare with: PKD, MetaKD, L2, Dual-L2, SKD, MSE, CRD and HPD.
 
 DistilCSE (arXiv:2112.05638) compares with PKD and MetaKD, ConGen (Findings of EMNLP 2022) with L2,
@@ -27,9 +28,9 @@ Stage 2 of DistilCSE or IBKD: ckd.py or ibkd.py --stage finetune --student OUTPU
   python -m extras.baselines --method skd @demo/baselines.txt               two minutes on a CPU
 """
 
-import inspect
 import math
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,13 +40,58 @@ from torch import nn
 
 import ckd
 import congen
-from common import CACHE, CHUNK, POOLINGS, UserError, chunks, note
-from common import Batches, Tokens, embed_rows, spearman, to_device
-from common import read_dev, read_rows, read_sentences, resolve_data, split_columns
-from common import load_encoder, load_untrained_student, teacher_embeddings
-from common import check_saved, save_encoder
-from common import ArgumentParser, Run, in_range, run_main, run_settings
+from common import CACHE, UserError, chunks, note
+from common import Batches, embed_texts, spearman, teacher_embeddings, token_lengths
+from common import read_dev, read_lines, read_sentences, resolve_data
+from common import load_encoder, load_untrained_student, save_encoder
+from common import Device, Pooling, Precision, in_range, positive_float, positive_int
+from common import Run, read_options, run_main, run_settings, table
 from extras.ibkd_dr import Retrieval
+
+CHUNK = 100_000  # embeddings in memory
+DISTILCSE, CONGEN, IBKD = ("pkd", "metakd"), ("l2", "dual-l2", "skd"), ("mse", "crd", "hpd")
+DEFAULTS = {  # of the paper that compares with these methods
+    DISTILCSE: dict(epochs=20, batch_size=512, max_length=64, eval_steps=125, patience=3),
+    CONGEN: dict(epochs=20, batch_size=128, max_length=128, eval_steps=512, patience=7, lr=5e-5),
+    IBKD: dict(epochs=10, batch_size=256, max_length=128, eval_steps=500, patience=0, lr=1e-4),
+}
+DEFAULTS[DISTILCSE]["train"] = "ffgcc/NEWS5M"
+DEFAULTS[CONGEN]["teacher"] = "princeton-nlp/unsup-simcse-roberta-large"
+
+
+class Options:
+    method: Literal[DISTILCSE + CONGEN + IBKD] = None  # which baseline
+    teacher: str = None  # folder or Hub name (default: SimCSE's of RoBERTa-large, as in the paper)
+    teacher_pooling: Pooling = None  # (default: its folder's, else mean)
+    student: str = None  # folder or Hub name (default: the teacher, cut to --student-layers)
+    student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
+    pooling: Pooling = None  # of the student (default: as in the script of the paper)
+    dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
+
+    train: str = None  # sentences, or a .csv of triplets (default: NEWS5M, or nli_for_simcse.csv)
+    pairs: str = None  # instead: TSV of both views of each sentence
+    labeled: str = None  # metakd, instead: TSV of a sentence and its domain
+    beir: str = None  # instead: BEIR folder or data set; MRR@10 on its dev queries is the dev score
+    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+
+    domains: in_range(int, 2) = 5  # metakd without --labeled: clusters of sentences
+    head: Literal["random", "identity"] = "random"  # l2, dual-l2, skd, hpd: its initial weights
+    temperature: positive_float = 0.1  # crd: tau; IBKD states none for CRD, CRD's code has 0.07
+    dimension: positive_int = 128  # hpd: of the student; Table 2 of IBKD
+    epochs: positive_int = None  # (default: 20; mse, crd, hpd: 10)
+    batch_size: in_range(int, 2) = None  # (default: pkd, metakd: 512; mse, crd, hpd: 256; 128)
+    lr: positive_float = None  # (default: l2, dual-l2, skd: 5e-5; mse, crd, hpd: 1e-4; ckd.py's)
+    patience: in_range(int, 0) = None  # epochs without a better dev score that end training; 0: any
+
+    output: str = "runs/baselines"  # folder for everything
+    max_steps: positive_int = 10**9  # at most
+    max_length: in_range(int, 3) = None  # tokens of a training text (default: 128; pkd, metakd: 64)
+    eval_steps: positive_int = None  # steps between dev scores (default: the paper's)
+    seed: in_range(int, 0) = 0  # of batches, new layers, dropout, which a continued run repeats
+    group_by_length: bool = False  # batches of texts of similar length
+    device: Device = None  # (default: cuda if there is one)
+    precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
+
 
 # ---- Losses and model ----------------------------------------------------------------------------
 
@@ -165,22 +211,22 @@ def principal_components(embeddings, dimension, seed=0):
     return torch.from_numpy(eigenvectors[:, ::-1][:, :dimension].astype(np.float32))
 
 
-def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
+def embed(encoder, input_ids, attention_mask, normalize=True):
     """Token ids and mask, [N, L] each -> embeddings [N, D] in float32.
 
-    encoder: as in ckd.embed. The same for teacher and student, in training and scoring. layers: the
-    numbers of k layers, whose pooled states [N, k H] then follow the embedding; 0: the input
-    embeddings. normalize=False leaves out the L2 normalization that the encoder may end in.
+    encoder: as in ckd.embed; the same for teacher and student, in training and scoring. If it has
+    `layers`, such as "1 2", the pooled states [N, k H] of these k layers follow the embedding; 0:
+    the input embeddings. They are a text because the name of a teacher's file in the cache depends
+    on texts. normalize=False leaves out the L2 normalization that the encoder may end in.
     """
     output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-    chosen = [output.last_hidden_state]
-    chosen += [output.hidden_states[layer] for layer in layers]
+    layers = map(int, getattr(encoder, "layers", "").split())
+    chosen = [output.last_hidden_state, *[output.hidden_states[layer] for layer in layers]]
     states = torch.stack(chosen)  # [1 + k, N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, :, 0]
     elif encoder.pooling == "lasttoken":
-        positions = torch.arange(states.shape[2], device=states.device)  # [L]
-        last = (positions * attention_mask).argmax(dim=1)  # [N], the last token that is not padding
+        last = attention_mask.sum(dim=1) - 1  # [N], since padding is on the right
         pooled = states[:, torch.arange(len(last), device=states.device), last]
     else:
         mask = attention_mask.unsqueeze(-1)  # [N, L, 1]
@@ -193,22 +239,12 @@ def embed(encoder, input_ids, attention_mask, layers=(), normalize=True):
 
 # ---- Training. Each method is trained as the paper which compares with it trains its own ---------
 
-DISTILCSE = ("pkd", "metakd")
-CONGEN = ("l2", "dual-l2", "skd")
-IBKD = ("mse", "crd", "hpd")
-
-
 def make_optimizer(parameters, args):
     if args.method in DISTILCSE:
         return torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     if args.method in CONGEN:
         return congen.make_optimizer(parameters, args.lr)
     return torch.optim.Adam(parameters, lr=args.lr, fused=True)
-
-
-def set_rate(optimizer, lr):
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 def schedule(method, step, epoch_steps, total):
@@ -220,76 +256,59 @@ def schedule(method, step, epoch_steps, total):
     return (total - step) / total
 
 
-def prepare_views(student, first_views, second_tokens, rows, seed, max_length):
-    """The second views of a batch, as in congen.py -> Tokens, and their rows [N] in these."""
-    if second_tokens:
-        return second_tokens, rows
-    texts = congen.deleted_views(first_views, rows, seed)
-    return Tokens(student, texts, max_length), np.arange(len(rows))
-
-
 def distill(
-    model, first_views, second_tokens, targets, layer_targets, weights, dev_score, run, args
+    model, first_views, second_views, targets, layer_targets, weights, dev_score, run, args
 ):
-    """Train on n sentences -> best dev score, its step, the last step.
+    """Train on n sentences.
 
-    model: of build_model(); first_views: n sentences; second_tokens: of their second views, or
-    None, and words of the first are deleted; targets [n, D_T], layer_targets [n, k, H_T]: the
-    teacher's; weights [n]: MetaKD's; dev_score(encoder) -> the number that chooses the student.
+    model: of build_model(); first_views: n sentences; second_views: n others, or None, and words of
+    the first are deleted; targets [n, D_T], layer_targets [n, k, H_T]: the teacher's; weights [n]:
+    MetaKD's; dev_score(encoder) -> the number that chooses the student.
     """
     student = model.student
-    tokens = Tokens(student, first_views, args.max_length)
-    batches = Batches(tokens.lengths, args.batch_size, args.seed, args.group_by_length)
+    lengths = token_lengths(args, student, first_views)
+    batches = Batches(len(first_views), args.batch_size, args.seed, lengths)
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
     # HPD's targets are shorter than 1; the losses of ConGen's baselines normalize by themselves.
-    normalize = args.method in ("pkd", "metakd", "crd")
-    embed_student = partial(embed, layers=model.layers, normalize=normalize)
+    embed_student = partial(embed, normalize=args.method in ("pkd", "metakd", "crd"))
 
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, args)
     max_norm = math.inf if args.method in DISTILCSE else 1.0  # of all gradients together
     model.train()
 
-    # begin() restores `state`, in place, and these values from the last checkpoint, if any.
     state = [model, optimizer]
-    start, best, best_step = run.begin(total, state, (0, -math.inf, 0))
+    start, _ = run.begin(total, state)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
-        run.checkpoint(state, (step, best, best_step))  # at most every five minutes
+        run.checkpoint(step, state)
 
         # Now and then, before the first step and after the last: score the student, keep the best.
         if step % args.eval_steps == 0 or step == total:
-            dev = dev_score(student)  # without dropout
-            if dev > best:
-                best, best_step = dev, step
+            if run.is_best(step, dev_score(student)):
                 save_encoder(student, run.folder)
-            if step == 0:  # before hours of training: can the student be read again?
-                saved = load_encoder(run.folder, device=args.device)
-                saved.prompt = student.prompt  # which extras/ibkd_dr.py may have changed
-                check_saved(embed, student, saved, first_views[:20])
-                del saved  # frees memory
-            run.log(step, dev=dev)
-            if step == total or step - best_step >= patience:
-                return best, best_step, step
+            if step == total or step - run.best_step >= patience:
+                return
 
         # One step.
         rows = batches[step]  # row numbers [N]
-        torch.manual_seed(args.seed * 1_000_003 + step)  # a continued run repeats its dropout
+        first = [first_views[row] for row in rows]
+        torch.manual_seed(args.seed * 1_000_003 + step)
         lr = args.lr * schedule(args.method, step, batches.per_epoch, total)
-        set_rate(optimizer, lr)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         with autocast:
-            output = embed_rows(embed_student, student, tokens, rows, args.device)
+            output = embed_texts(embed_student, student, first, args.max_length)
         embedding, pooled = output.tensor_split([student.dimension], dim=1)  # [N, D], [N, k H]
         projected = model.projection(embedding)  # h^S M or W [N, D_T]; otherwise h^S
-        layers = pooled.view(len(rows), len(model.layers), student.width)  # [N, k, H]
-        layers = model.layer_projection(layers)  # [N, k, H_T]
-        target = to_device(targets[rows], args.device)  # h^T [N, D_T], read from disk
-        their_layers = to_device(layer_targets[rows], args.device)  # [N, k, H_T]
+        layers = model.layer_projection(pooled.unflatten(1, (-1, student.width)))  # [N, k, H_T]
+        target = torch.from_numpy(targets[rows]).to(args.device)  # h^T [N, D_T], read from disk
+        their_layers = torch.from_numpy(layer_targets[rows]).to(args.device)  # [N, k, H_T]
         if args.method == "pkd":
             loss = ckd.mse_loss(projected, target) + patient_loss(layers, their_layers)
         elif args.method == "metakd":
-            weight = to_device(weights[rows], args.device)  # lambda [N]
+            weight = torch.from_numpy(weights[rows]).to(args.device)  # lambda [N]
             loss = metakd_loss(projected, target, layers, their_layers, weight)
         elif args.method == "l2":
             loss = l2_loss(projected, target)
@@ -299,18 +318,20 @@ def distill(
             loss = crd_loss(projected, target, args.temperature)
         elif args.method == "hpd":
             loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ model.components)
-        else:  # dual-l2 and skd have a second view of each sentence
-            how = (second_tokens, rows, [args.seed, step + 1], args.max_length)
-            views = prepare_views(student, first_views, *how)
+        else:  # dual-l2 and skd have a second view of each sentence, as in congen.py
+            if second_views:
+                second = [second_views[row] for row in rows]
+            else:
+                second = congen.delete_words(first, np.random.default_rng([args.seed, step + 1]))
             with autocast:
-                generalize = embed_rows(embed_student, student, *views, args.device)
+                generalize = embed_texts(embed_student, student, second, args.max_length)
             dual_loss = skd_loss if args.method == "skd" else dual_l2_loss
             loss = dual_loss(projected, generalize, target)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, max_norm)
         optimizer.step()
-        run.log(step + 1, len(rows), loss=loss, lr=lr)
+        run.log(step + 1, loss=loss, lr=lr)
 
 
 def build_model(student, teacher, args):

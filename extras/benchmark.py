@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Measure the speed of this project on this machine.
 
   train   ckd.py --objective kd against sentence-transformers' trainer with its MSELoss
@@ -38,6 +39,9 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
+from typing import Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -47,9 +51,10 @@ import ckd
 import common
 import distilface
 import dse
-from common import MINILM, ArgumentParser, in_range, note, run_main, table
-from common import Batches, Tokens, chunks, encode, load_encoder, similar_lengths
-from common import read_rows, read_sentences, resolve_data, resolve_model, save_encoder
+from common import MINILM, in_range, note, one_line_errors, positive_int
+from common import Batches, chunks, encode, similar_lengths, token_lengths
+from common import load_encoder, resolve_model, save_encoder
+from common import read_options, read_sentences, resolve_data, run_main, table
 from eval_sts import embed
 from extras import gpu
 
@@ -65,6 +70,19 @@ CATALOGUE_COPIES = 100  # of 1,000 sentences: Table 4 has a catalogue of 100,000
 DSE_QUERIES = 10  # the fastest counts
 BERT_LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16)
 BERT_LARGE["intermediate_size"] = 4096
+
+
+class Options:
+    only: Literal["train", "dse", "gpu"] = None  # one part (default: train and dse)
+    teacher: str = MINILM  # folder or Hub name
+    student_layers: str = "1,3,5"  # of the teacher
+    train: str = DEMO / "sentences.txt"  # sentences
+    sentences: in_range(int, 2) = 6400  # how many of them
+    batch_sizes: list = None  # (default: 64 512; gpu: 64 512 2048)
+    rounds: positive_int = 3  # in which both sides take turns
+    random_weights: bool = False  # dse: BERT-large's shape, for times alone
+    tiny: bool = False  # gpu: a small model, as a test
+    json: str = None  # gpu: a file, to which a line of JSON is appended for each row
 
 
 def machine():
@@ -99,7 +117,7 @@ def random_model(folder, shape):
 def run_script(script, folder, sentences, timed_steps, *flags, **options):
     """Run the main() of ckd or distilface in this process, without its output.
 
-    Returns sentences per second of its last `timed_steps` steps, without tokenization and scores.
+    Returns sentences per second of the `timed_steps` steps before the last one, without scores.
     """
     train = folder / "train.txt"
     train.write_text("\n".join(sentences) + "\n", "utf-8")
@@ -107,16 +125,26 @@ def run_script(script, folder, sentences, timed_steps, *flags, **options):
     lines = (DEMO / "dev.tsv").read_text("utf-8").splitlines(keepends=True)
     dev.write_text("".join(lines[:50]), "utf-8")
     common.CACHE = folder / "cache"  # of teacher embeddings: the user's own keeps none of these
-    common.LOG_STEPS = timed_steps
+    common.LOG_STEPS = timed_steps  # a loss that is logged waits for the device
     options |= dict(train=train, dev=dev, lr=LR, max_length=MAX_LENGTH, eval_steps=1_000_000)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    draw, steps = Batches.__getitem__, []  # when each step begins, and its number of sentences
+
+    def note_step(batches, step):
+        rows = draw(batches, step)
+        steps.append((time.perf_counter(), len(rows)))
+        return rows
+
     silent = io.StringIO()
-    with tempfile.TemporaryDirectory(dir=folder) as output:
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+        stack.enter_context(mock.patch.object(Batches, "__getitem__", note_step))
+        stack.enter_context(contextlib.redirect_stdout(silent))
+        stack.enter_context(contextlib.redirect_stderr(silent))
         sys.argv = [f"{script.__name__}.py", *flags, *words, f"--output={output}"]
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-            script.main()
-        log = list(read_rows(Path(output, "metrics.jsonl"), json.loads, "it must be a log"))
-    return [row["sentences_per_second"] for row in log if "loss" in row][-1]
+        script.main()
+    *timed, (end, _) = steps[-1 - timed_steps :]
+    return sum(size for _, size in timed) / (end - timed[0][0])
 
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
@@ -125,15 +153,23 @@ TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermed
 
 
 def our_training(args, sentences, folder, order, batch_size, precision):
-    """An epoch of ckd.py --objective kd -> sentences per second, with tokenization."""
-    flags = ["--group-by-length"] if order == "grouped" else []
+    """An epoch of ckd.py --objective kd -> sentences per second."""
     options = dict(teacher=args.teacher, student_layers=args.student_layers, dropout=0.0)
-    options |= dict(objective="kd", epochs=1, batch_size=batch_size, precision=precision)
+    options |= dict(objective="kd", epochs=2, batch_size=batch_size, precision=precision)
     steps = math.ceil(len(sentences) / batch_size)
-    training = len(sentences) / run_script(ckd, folder, sentences, steps, *flags, **options)
+    options["max_steps"] = steps + 1
+    if order == "random":
+        return run_script(ckd, folder, sentences, steps, **options)
+    speed = run_script(ckd, folder, sentences, steps, "--group-by-length", **options)
     student = load_encoder(folder / "student")
-    tokenizing, _ = seconds(Tokens, student, sentences, MAX_LENGTH)
-    return len(sentences) / (tokenizing + training)
+    tokenizing, _ = seconds(lengths_of, student, sentences)  # before the first step
+    return len(sentences) / (tokenizing + len(sentences) / speed)
+
+
+def lengths_of(student, sentences):
+    """Of n sentences, in tokens [n], as a script finds them for --group-by-length."""
+    how = SimpleNamespace(group_by_length=True, max_length=MAX_LENGTH)
+    return token_lengths(how, student, sentences)
 
 
 def their_training(sentences, targets, lengths, folder, order, batch_size, precision):
@@ -178,8 +214,9 @@ def padding(lengths, passes):
 
 
 def our_passes(lengths, order, batch_size):
-    batches = Batches(lengths, batch_size, 0, order == "grouped").draw(0)
-    parts = partial(similar_lengths, device=DEVICE, width=384)
+    grouping = lengths if order == "grouped" else None
+    batches = Batches(len(lengths), batch_size, 0, grouping).draw(0)
+    parts = partial(similar_lengths, kind=DEVICE, width=384)
     return [rows[part] for rows in batches for part in parts(lengths[rows])]
 
 
@@ -203,7 +240,7 @@ def compare_training(args, folder):
     targets = encode(embed, load_encoder(args.teacher, device=DEVICE), sentences)
     student = load_encoder(args.teacher, layers=args.student_layers, dropout=0.0)
     save_encoder(student, folder / "student")
-    lengths = Tokens(student, sentences, MAX_LENGTH).lengths
+    lengths = lengths_of(student, sentences)
     ours = defaultdict(list)
     theirs = defaultdict(list)
     for _ in range(args.rounds):
@@ -231,6 +268,11 @@ def compare_training(args, folder):
 # ---- dse -----------------------------------------------------------------------------------------
 
 
+def embed_sentences(student, sentences):
+    """n sentences -> embeddings [n, D] on the student's device, for its head."""
+    return torch.from_numpy(encode(dse.embed, student, sentences)).to(DEVICE)
+
+
 def measure_dse(name, layers):
     """Section 4.3 of DSE: seconds, and the factor of the student -> {row: {column: number}}."""
     torch.manual_seed(0)
@@ -239,12 +281,12 @@ def measure_dse(name, layers):
     sentences = read_sentences(DEMO / "sentences.txt")[:DSE_SENTENCES]
     pairs = list(zip(sentences[:DSE_PAIRS], sentences[-DSE_PAIRS:]))
     encode(dse.pair_logits, teacher, pairs[:100])  # warms up
-    dse.embed_sentences(student, sentences[:100])
+    embed_sentences(student, sentences[:100])
     pair, _ = seconds(encode, dse.pair_logits, teacher, pairs)
     pair /= len(pairs)
-    offline, vectors = seconds(dse.embed_sentences, student, sentences)
+    offline, vectors = seconds(embed_sentences, student, sentences)
     queries = [[text] for text in sentences[:DSE_QUERIES]]
-    online = min(seconds(dse.embed_sentences, student, query)[0] for query in queries)
+    online = min(seconds(embed_sentences, student, query)[0] for query in queries)
     catalogue = vectors.repeat(CATALOGUE_COPIES, 1)
     score = student.head.score_pairs
     matrix, _ = seconds(lambda: [score(query, vectors) for query in vectors])
@@ -296,11 +338,11 @@ def measure_fp16(args, folder, sentences):
     model = random_model(folder / "model", TINY if args.tiny else {})  # BERT-base's shape
     steps = 4 if args.tiny else STEPS
     for precision in distilface.DTYPES:
-        options = dict(student=model, batch_size=128, precision=precision, max_steps=steps)
-        options |= dict(steps=steps, pooling="avg")
+        options = dict(student=model, batch_size=128, precision=precision, steps=steps + 1)
+        options |= dict(pooling="avg")
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        speed = run_script(distilface, folder, sentences, steps // 2, **options)
+        speed = round(run_script(distilface, folder, sentences, steps // 2, **options), 1)
         memory = torch.cuda.max_memory_allocated() / 1e9 if DEVICE == "cuda" else 0
         line = dict(part="fp16", model="distilface.py", way=precision, machine=machine())
         yield line | {"sentences/s": speed, "GB": round(memory, 3)}
@@ -313,29 +355,12 @@ def pick(line, names):
 # ---- Command line --------------------------------------------------------------------------------
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    is_default = "(default: %(default)s)"
-    sizes = "(default: 64 512; gpu: 64 512 2048)"
-    add("--only", choices=("train", "dse", "gpu"), help="one part (default: train and dse)")
-    add("--teacher", default=MINILM, help=f"folder or Hub name {is_default}")
-    add("--student-layers", default="1,3,5", help=f"of the teacher {is_default}")
-    add("--train", default=DEMO / "sentences.txt", help=f"sentences {is_default}")
-    add("--sentences", type=in_range(int, 2), default=6400, help=f"how many {is_default}")
-    add("--batch-sizes", type=in_range(int, 2), nargs="+", help=sizes)
-    add("--rounds", type=in_range(int, 1), default=3, help=is_default)
-    add("--random-weights", action="store_true", help="dse: BERT-large's shape, for times alone")
-    add("--tiny", action="store_true", help="gpu: a small model, as a test")
-    add("--json", metavar="FILE", help="gpu: append a line of JSON for each row")
-    args = parser.parse_args()
-    args.max_length = MAX_LENGTH
-    args.batch_sizes = args.batch_sizes or ([64, 512, 2048] if args.only == "gpu" else [64, 512])
-    return args
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    args.max_length = MAX_LENGTH
+    sizes = args.batch_sizes or ([64, 512, 2048] if args.only == "gpu" else [64, 512])
+    with one_line_errors("--batch-sizes", "each is a number from 2"):
+        args.batch_sizes = [in_range(int, 2)(size) for size in sizes]
     parts = [args.only] if args.only else ["train", "dse"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

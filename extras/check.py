@@ -1,17 +1,21 @@
+# SPDX-License-Identifier: MIT
 """Is a model's folder read right? Compare its vectors with those of sentence-transformers.
 
 Both embed thirteen texts: too long ones, capitals, other scripts, texts without a letter, ... A row
 has the lowest cosine of a text's two vectors: one row for what the folder does by default and, if
-it states prompts, one without a prompt and one for each of them. If a cosine is below 0.9999, the
-last line names the text, and the exit status is 2.
+it has prompts, one without a prompt and one for each of them. If a cosine is below 0.9999, the
+last line names the text, and the exit status is 2. It is 2, too, if the vector of a text changes
+with the padding beside it, or if the tokenizer does not add a token that its settings ask for.
 
   python -m extras.check runs/ckd sentence-transformers/all-MiniLM-L6-v2
 """
 
+import json
+
 import torch
 
-from common import ArgumentParser, UserError, encode, one_line_errors, run_main
-from common import read_json, resolve_model
+from common import OTHER_WAY, UserError, embed_texts, encode, note, one_line_errors, tokenize
+from common import read_json, read_options, resolve_model, run_main
 from eval_sts import load
 
 LOWEST = 0.9999  # by rounding alone, two programs differ by 1e-6
@@ -30,6 +34,12 @@ TEXTS = (
     " ".join(f"word{i}" for i in range(300)),
     "longer than every maximum of tokens " * 2000,
 )
+ROUNDING = 1e-3  # the largest relative difference beside padding
+LONGER = "b c d e f g h"  # beside which the text "a" is padded
+
+
+class Options:
+    models: list  # folders, or names on the Hub
 
 
 def load_other(name):
@@ -43,16 +53,43 @@ def load_other(name):
         return SentenceTransformer(str(folder), device="cpu")
 
 
+@torch.no_grad()
+def changes_with_padding(encoder, embed):
+    """True if the vector of "a" alone is another than beside a longer text, as in FNet."""
+    alone, padded = [embed_texts(embed, encoder, texts)[0] for texts in (["a"], ["a", LONGER])]
+    return not (padded - alone).abs().max() <= ROUNDING * alone.abs().max()  # also NaN
+
+
+def check_alone(name, encoder, embed):
+    """Raise UserError for what no script notices on loading, and changes vectors."""
+    for kind in encoder.model.config.architectures or ():
+        if kind.endswith("ForSequenceClassification"):
+            note(f"{name}: it is a classifier; only its encoder is read")
+    ids = tokenize(encoder, ["a"])[0]
+    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
+    settings = json.loads(encoder.files.get("tokenizer_config.json", "{}"))
+    for key, place in dict(add_bos_token=0, add_eos_token=-1).items():
+        if settings.get(key) and ids[place] not in special:
+            found = f"tokenizer_config.json has {key}, but its tokenizer adds no such token"
+            raise UserError(f"{name}: {found}; {OTHER_WAY}")
+    with one_line_errors(name, "it must embed a short text, alone and beside a longer one"):
+        if changes_with_padding(encoder, embed):
+            found = "the vector of a text changes with the padding beside it"
+            raise UserError(f"{name}: {found}; {OTHER_WAY}")
+
+
 def check(name):
     """Print the rows of a model -> what is wrong, a list of str."""
-    other = load_other(name)
     encoder, embed = load(name)
+    prompts = {key: prompt for key, prompt in encoder.prompts.items() if prompt}
     rows = {"default": (encoder.prompt, {})}  # our prompt, and options for the same one of theirs
-    stated = {key: prompt for key, prompt in encoder.prompts.items() if prompt}
-    if stated:
+    if prompts:
         rows["no prompt"] = ("", dict(prompt=""))
-    for key, prompt in stated.items():
+    for key, prompt in prompts.items():
         rows[f'prompt "{key}"'] = (prompt, dict(prompt_name=key))
+    encoder.prompt, encoder.prompts = "", {}  # each row puts its own before the texts
+    check_alone(name, encoder, embed)
+    other = load_other(name)
     problems = []
     for row, (encoder.prompt, options) in rows.items():
         with one_line_errors(f"{name}, {row}", "both must embed all texts, in the same dimension"):
@@ -66,14 +103,8 @@ def check(name):
     return problems
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder or Hub name")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     print("| model | prompt | lowest cosine | texts |\n| --- | --- | ---: | ---: |")
     problems = [problem for name in args.models for problem in check(name)]
     if problems:

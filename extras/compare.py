@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Score sentence encoders on translations, where no pairs are scored.
 
 Prints how often the nearest neighbor of a text, by cosine, is its own translation: both ways, in
@@ -12,9 +13,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import POOLINGS, ArgumentParser, encode, run_main, table, write_json
+from common import UserError, encode
+from common import Device, Pooling, read_options, run_main, table, write_json
 from congen import read_text_pairs
 from eval_sts import load
+
+
+class Options:
+    models: list  # folders, or names on the Hub
+    translations: str = None  # TSV: a text, its translation
+    pooling: Pooling = None  # of all models (default: as a folder states, or mean)
+    student_layers: str = None  # keep only these layers of each model, as in 1,3,5
+    device: Device = None  # (default: cuda if there is one)
+    json: str = None  # a file for the numbers
 
 
 def translation_accuracy(embed, encoder, pairs):
@@ -28,28 +39,17 @@ def translation_accuracy(embed, encoder, pairs):
     vectors = [F.normalize(torch.from_numpy(array)) for array in arrays]
     accuracy = {}
     for query, answer in ((0, 1), (1, 0)):
-        parts = vectors[query].split(1000)  # a matrix [n, n] may be too large
-        nearest = torch.cat([(part @ vectors[answer].T).argmax(dim=1) for part in parts])
+        queries = vectors[query].split(1000)  # a matrix [n, n] may be too large
+        nearest = torch.cat([(chunk @ vectors[answer].T).argmax(dim=1) for chunk in queries])
         found = texts[answer][nearest.numpy()] == texts[answer]
         accuracy[f"{query + 1} -> {answer + 1}"] = 100 * float(found.mean())
     return accuracy
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
-    add("--translations", metavar="FILE", required=True, help="TSV: a text, its translation")
-    add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
-    add("--student-layers", help="keep only these layers of each model, as in 1,3,5")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=sorted({"cpu", device}), default=device, help="(default: %(default)s)")
-    add("--json", metavar="FILE", help="write the numbers as JSON")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if not args.translations:
+        raise UserError("give --translations, a file of texts and their translations")
     pairs = read_text_pairs(args.translations)
     rows = {}
     for name in args.models:

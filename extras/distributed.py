@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: MIT
 """Train with several processes, GPUs or hosts, at the losses of one process.
 
   torchrun --nproc-per-node 4 -m extras.distributed ckd.py @demo/ckd.txt
   torchrun --nproc-per-node 4 -m extras.distributed ibkd.py @demo/ibkd.txt
 
-Every process runs the whole script and computes the loss of the whole batch. It embeds its part of
-the rows, gathers the embeddings of all, and averages its gradients with those of the others. The
+Every process runs the whole script and computes the loss of the whole batch. It embeds its share of
+the texts, gathers the embeddings of all, and averages its gradients with those of the others. The
 losses are those of one process, except that each process draws dropout of its own. Process 0 has
 --output; the others work on a temporary copy. main() lists what is replaced to get there.
 """
@@ -30,8 +31,7 @@ import common
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # torchrun sets them; LOCAL_RANK is that on a host
 RANK, LOCAL_RANK, WORLD_SIZE = [int(os.environ[name]) for name in NAMES]
-embed_rows = common.embed_rows
-teacher_embeddings = common.teacher_embeddings
+embed_texts, teacher_embeddings = common.embed_texts, common.teacher_embeddings
 run_settings, begin = common.run_settings, common.Run.begin
 backward = torch.Tensor.backward
 trained = []  # parameters
@@ -40,24 +40,25 @@ copies = tempfile.TemporaryDirectory()
 
 def gather(own, total):
     """Tensors [n, ...] of each process -> [total, ...] of all, with gradients for its own rows."""
-    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, own.detach().contiguous())
+    shares = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(shares, own.detach().contiguous())
     if own.requires_grad:
         own.register_hook(lambda gradient: WORLD_SIZE * gradient)  # a mean is taken later
-    parts[RANK] = own
-    return torch.cat(parts)[:total]
+    shares[RANK] = own
+    return torch.cat(shares)[:total]
 
 
-def embed_shared_rows(embed, encoder, tokens, rows, device):
-    n = math.ceil(len(rows) / WORLD_SIZE)
-    own = np.resize(rows, n * WORLD_SIZE)[RANK * n :][:n]  # the first rows repeat: equal parts
+def embed_shared_texts(embed, encoder, texts, max_length=None):
+    if not torch.is_grad_enabled():  # each process scores alone, as the teacher embeds
+        return embed_texts(embed, encoder, texts, max_length)
+    n = math.ceil(len(texts) / WORLD_SIZE)
+    # The first texts repeat at the end, so that each process has n.
+    positions = np.resize(np.arange(len(texts)), n * WORLD_SIZE)[RANK * n :][:n]
     if RANK > 0:
         seed = np.random.SeedSequence([torch.initial_seed(), RANK])  # dropout of its own
         torch.manual_seed(int(seed.generate_state(1)[0]))
-    output = embed_rows(embed, encoder, tokens, own, device)
-    if torch.is_tensor(output):
-        return gather(output, len(rows))
-    return tuple(gather(part, len(rows)) for part in output)
+    own = embed_texts(embed, encoder, [texts[i] for i in positions], max_length)
+    return gather(own, len(texts))
 
 
 def cached_teacher_embeddings(*arguments, **options):
@@ -76,10 +77,10 @@ def settings_elsewhere(args, *rest):
     return run_settings(args, *rest)
 
 
-def begin_sharing(run, total, state, progress):
+def begin_sharing(run, total, state, queue=None):
     optimizer = state[-1]
     trained[:] = [value for group in optimizer.param_groups for value in group["params"]]
-    return begin(run, total, state, progress)
+    return begin(run, total, state, queue)
 
 
 def backward_and_average(loss, *arguments, **options):
@@ -97,7 +98,7 @@ def main():
     long = timedelta(days=7)  # while one process embeds millions of sentences by the teacher
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=long)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `copies` is deleted
-    common.embed_rows = embed_shared_rows
+    common.embed_texts = embed_shared_texts
     common.teacher_embeddings = cached_teacher_embeddings
     common.run_settings = settings_elsewhere
     common.Run.begin = begin_sharing
@@ -109,8 +110,10 @@ def main():
         common.note = lambda text: None
     del sys.argv[0]
     try:
-        run = runpy.run_path if sys.argv[0].endswith(".py") else runpy.run_module
-        run(sys.argv[0], run_name="__main__")
+        if sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:  # common.read_options() reads the source of the module that is called __main__
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except RuntimeError:
         time.sleep(10)  # if another process has failed, torchrun ends this one meanwhile
         raise

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Score sentence encoders on passage retrieval, with exact search, in chunks of the corpus.
 
 Prints MRR@10 (mean reciprocal rank), nDCG@10 (normalized discounted cumulative gain) and
@@ -25,24 +26,39 @@ import math
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
-from common import POOLINGS, ArgumentParser, UserError, note, run_main, table
-from common import download, read_rows, split_columns, write_json
-from common import Tokens, encode, load_encoder
+from common import BAR, UserError, download, encode, load_encoder, note, read_lines
+from common import Device, Pooling, read_options, run_main, table, write_json
 from eval_sts import embed
 
 MEASURES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
-CHUNK = 20_000  # passages in memory
+CHUNK = 5000  # passages in memory
 SCORES = 20_000_000  # of a query and a passage, in memory
 DEV_PASSAGES = 100_000
 DISCOUNTS = np.log2(range(2, 12))  # of ranks 1 to 10
 TIMED = 1000  # passages that are encoded once more, to see how fast
 LEFT_OUT = 0  # the score of the passage with a query's own id
+
+
+class Options:
+    models: list  # folders, or names on the Hub
+    beir: str = None  # BEIR folder, or data set on the Hub, as BeIR/msmarco
+    split: str = "test"  # qrels/SPLIT.tsv
+    pooling: Pooling = None  # of all models (default: what their folders state)
+    similarity: Literal[MEASURES] = None  # (default: what a model states, or cosine)
+    query_prompt: str = None  # before each query (default: a model's prompt of this name)
+    passage_prompt: str = None  # before each passage (default: a model's prompt of this name)
+    document_model: str = None  # encodes the passages, and each of the models the queries
+    device: Device = None  # (default: cuda if there is one)
+    json: str = None  # a file for the unrounded numbers
+
 
 # ---- BEIR folders --------------------------------------------------------------------------------
 
@@ -74,7 +90,7 @@ def read_texts(beir, name):
         return key, text.encode().decode()  # refuses half of a surrogate pair, as in "\ud800"
 
     form = 'each line must be JSON, {"_id": "...", "text": "..."}, with an id of its own'
-    return read_rows(find(beir, name), parse, form)
+    return read_lines(find(beir, name), parse, form)
 
 
 def read_split(beir, split, numbers=None):
@@ -90,18 +106,19 @@ def read_split(beir, split, numbers=None):
         numbers = {name: i for i, (name, _) in enumerate(read_texts(beir, "corpus.jsonl"))}
 
     def parse(line):
-        query, passage, score = split_columns(line, (0, 1, 2))
-        if score != "score":  # as in the header
-            number = numbers.get(passage)
-            if number is None:
-                number = absent.setdefault(passage, -1 - len(absent))
-            return query, known[query], number, int(score)
+        query, passage, score = filter(None, map(str.strip, line.split("\t")))
+        if score == "score":  # as in the header
+            return None
+        number = numbers.get(passage)
+        if number is None:
+            number = absent.setdefault(passage, -1 - len(absent))
+        return query, known[query], number, int(score)
 
     absent = {}  # {id: number}
     path = find(beir, f"qrels/{split}.tsv")
     form = "a line is query-id, corpus-id, score, with tabs; queries.jsonl must have the query's id"
     answers = {}
-    for query, text, number, score in read_rows(path, parse, form):
+    for query, text, number, score in read_lines(path, parse, form):
         scores = answers.setdefault((query, text), {})
         if score > 0:
             scores[number] = max(score, scores.get(number, 0))
@@ -151,19 +168,27 @@ def read_training(beir, dev_queries):
 # ---- Search --------------------------------------------------------------------------------------
 
 
+class NoFurther(str):
+    """An empty prompt that counts as one: tokenize() neither adds another, nor misses it."""
+
+    def __bool__(self):
+        return True
+
+
 def set_prompts(encoder, args):
     """Set `query_prompt` and `passage_prompt`: given options, or the folder's prompts."""
-    default = encoder.prompts.get(encoder.stated.get("default_prompt_name"), "")
-    query = encoder.prompts.get("query", default)
-    passage = encoder.prompts.get("passage", encoder.prompts.get("document", default))
+    prompts = {name: text or "" for name, text in encoder.prompts.items()}
+    default = prompts.get(encoder.settings.get("default_prompt_name"), "")
+    query = prompts.get("query", default)
+    passage = prompts.get("passage", prompts.get("document", default))
     encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
     encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
-    encoder.prompt = encoder.unused = ""  # these replace it
+    encoder.prompt = NoFurther()  # these replace it
 
 
 def similarity_of(encoder, given=None):
     """What compares its embeddings: the given option, or what its folder states, or the cosine."""
-    similarity = given or encoder.stated.get("similarity_fn_name") or "cosine"
+    similarity = given or encoder.settings.get("similarity_fn_name") or "cosine"
     if similarity not in MEASURES:
         raise UserError(f"{encoder.name}: its similarity is {similarity}; give --similarity")
     return similarity
@@ -225,7 +250,7 @@ def dcg(gains):
 
 def metrics(found, answers):
     """Q rankings of passage numbers, Q dicts {passage number: score} -> {metric: 0 to 100}."""
-    rows = []
+    values = []  # of each query
     for ranking, scores in zip(found, answers):
         gains = [scores.get(number, 0) for number in ranking if scores.get(number) != LEFT_OUT]
         ideal = sorted(scores.values(), reverse=True)
@@ -233,23 +258,18 @@ def metrics(found, answers):
         reciprocal = 1 / ranks[0] if any(gains[:10]) else 0.0
         counts = [np.sum(ranks <= depth) for depth in (10, 100, 1000)]
         recalls = np.array(counts) / np.count_nonzero(ideal)
-        rows.append([reciprocal, dcg(gains) / dcg(ideal), *recalls])
-    means = 100 * np.sum(rows, axis=0) / len(rows)
+        values.append([reciprocal, dcg(gains) / dcg(ideal), *recalls])
+    means = 100 * np.sum(values, axis=0) / len(values)
     return dict(zip(METRICS, means.tolist()))
 
 
 def encode_passages(embed, encoder, corpus):
-    """Yield the embeddings of CHUNK passages at a time [n, D]. Notes how many are cut."""
+    """Yield the embeddings of CHUNK passages at a time [n, D]."""
     texts = (encoder.passage_prompt + text for _, text in corpus)
-    total = cut = 0
-    while part := list(islice(texts, CHUNK)):
-        tokens = Tokens(encoder, part, quiet=True)
-        total += len(part)
-        cut += tokens.cut
-        yield encode(embed, encoder, tokens)
-    if cut:
-        found = f"{cut} of {total} passages are longer"
-        note(f"{encoder.name}: it reads {encoder.max_length} tokens; {found}")
+    with tqdm(desc=encoder.name, unit=" passages", leave=False, delay=1, **BAR) as bar:
+        while chunk := list(islice(texts, CHUNK)):
+            yield encode(embed, encoder, chunk)
+            bar.update(len(chunk))
 
 
 def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
@@ -275,26 +295,10 @@ def passages_per_second(encoder, beir):
 # ---- Command line --------------------------------------------------------------------------------
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
-    add("--beir", required=True, help="BEIR folder, or data set on the Hub, as BeIR/msmarco")
-    add("--split", default="test", help="qrels/SPLIT.tsv (default: %(default)s)")
-    add("--pooling", choices=POOLINGS, help="of all models (default: what their folders state)")
-    add("--similarity", choices=MEASURES, help="(default: what a model states, or cosine)")
-    prompt = "text before each {} (default: a model's prompt of this name, if it states one)"
-    add("--query-prompt", help=prompt.format("query"))
-    add("--passage-prompt", help=prompt.format("passage"))
-    add("--document-model", help="encodes the passages, and each MODEL the queries")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=sorted({"cpu", device}), default=device, help="(default: %(default)s)")
-    add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if not args.beir:
+        raise UserError("give --beir, a folder or a data set on the Hub")
     queries, answers = read_split(args.beir, args.split)
     passage_encoder = None
     if args.document_model:
@@ -309,8 +313,7 @@ def main():
             raise UserError(f"{name}: its embeddings and --document-model's differ in dimension")
         corpus = read_texts(args.beir, "corpus.jsonl")
         similarity = similarity_of(encoder, args.similarity)
-        data = (queries, answers, corpus, similarity)
-        scores = evaluate(embed, encoders, *data)
+        scores = evaluate(embed, encoders, queries, answers, corpus, similarity)
         speed = passages_per_second(encoders[1], args.beir)
         rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
     if args.json:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Score sentence encoders on SentEval's transfer tasks: a linear model on frozen embeddings.
 
   MR, CR, SUBJ, MPQA   accuracy, the mean over 10 folds; in each, 10 folds of the rest choose C
@@ -20,7 +21,7 @@ here: it takes a fraction of the time.
 import re
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +34,27 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from tqdm import tqdm
 
-from common import BAR, POOLINGS, ArgumentParser, UserError, in_range, one_line_errors, run_main
-from common import encode, resolve_data, table, write_json
+from common import BAR, SENTEVAL, UserError, chunks, encode, one_line_errors, resolve_data
+from common import Device, Pooling, in_range, read_options, run_main, table, write_json
 from eval_sts import load
 
 SEED = 1111  # SentEval's
 EMPTY = "."  # SentEval's sentence for a blank line
 FIVE = torch.arange(1, 6).double()  # the classes of a regression
+TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")  # of "avg"
+TASKS_OF_DSE = (*TASKS, "SICK-R", "SICK-E", "STS-B")  # of "DSE avg"
+
+
+class Options:
+    models: list  # folders, or names on the Hub
+    senteval: str = SENTEVAL  # its folder or tar file
+    tasks: str = ",".join(TASKS)  # all, or some of these and of SICK-R,SICK-E,STS-B,SNLI
+    classifier: Literal["sklearn", "pytorch"] = "sklearn"  # papers: pytorch
+    folds: in_range(int, 2, 100) = 10  # fast: 5
+    pooling: Pooling = None  # of all models (default: as a folder states, or mean)
+    device: Device = None  # (default: cuda if there is one)
+    json: str = None  # a file for the scores
+
 
 # ---- Files ---------------------------------------------------------------------------------------
 
@@ -68,8 +83,8 @@ def polarity(*files):
     return Layout({"train": files}, "first", separator="\n")
 
 
-def files(form, **parts):
-    return {split: [form.format(part)] for split, part in parts.items()}
+def files(form, **names):
+    return {split: [form.format(name)] for split, name in names.items()}
 
 
 THREE = dict(train="train", dev="dev", test="test")
@@ -91,8 +106,6 @@ LAYOUTS = {
     "STS-B": Layout(STS, "genre file year id label first second", ""),
     "SNLI": Layout(SNLI, "first second label", "contradiction entailment neutral", 0, "latin-1"),
 }
-TASKS = tuple(LAYOUTS)[:7]  # of "avg"
-TASKS_OF_DSE = tuple(LAYOUTS)[:10]  # of "DSE avg"
 
 
 def find(folder, file):
@@ -114,9 +127,9 @@ def read_file(paths, layout, label):
         if not lines:
             raise ValueError("there is only a header")
     rows = []
-    for number, parts in enumerate(lines, layout.header_lines + 1):
+    for number, cells in enumerate(lines, layout.header_lines + 1):
         with one_line_errors(f"{paths[-1]}:{number}", form):
-            rows.append(read_line("\t".join(map(str.strip, parts)), layout, label))
+            rows.append(read_line("\t".join(map(str.strip, cells)), layout, label))
     return rows
 
 
@@ -266,7 +279,7 @@ def best_of(penalties, fit, pairs):
 
 def score(task, splits, vector, folds=10, classifier="sklearn"):
     """-> {name: percent}. splits: from read_task(); vector {sentence: [D]}."""
-    data = {name: (features(task, part, vector), part.labels) for name, part in splits.items()}
+    data = {name: (features(task, split, vector), split.labels) for name, split in splits.items()}
     fit, penalties = fit_for(task, classifier)
     if "test" not in data:  # MR, CR, SUBJ, MPQA
         accuracies = []
@@ -295,7 +308,9 @@ def score_model(name, encoder, embed, tasks, folds, classifier):
     """-> {name: percent}, and the means of which all tasks are there. tasks {task: read_task()}."""
     splits = [split for task in tasks.values() for split in task.values()]
     texts = sorted({text for split in splits for text in (*split.first, *split.second)} - {""})
-    vector = dict(zip(texts, encode(embed, encoder, texts)))
+    vector = {}
+    for chunk in tqdm(chunks(texts, 1024), name, leave=False, delay=1, **BAR):
+        vector |= zip(chunk, encode(embed, encoder, chunk))
     scores = {}
     for task in tqdm(tasks, f"{name}: classifiers", leave=False, **BAR):
         with threadpool_limits(1):  # on matrices of this size ten times as fast as two threads
@@ -309,30 +324,13 @@ def score_model(name, encoder, embed, tasks, folds, classifier):
     return scores
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="folder or Hub name")
-    add("--senteval", default="senteval.tar", help="its folder or tar file (default: %(default)s)")
-    some = f"all, or some of {','.join(LAYOUTS)} (default: the first seven)"
-    add("--tasks", default=",".join(TASKS), help=some)
-    add("--classifier", choices=("sklearn", "pytorch"), default="sklearn", help="papers: pytorch")
-    add("--folds", type=in_range(int, 2, 100), default=10, help="fast: 5 (default: %(default)s)")
-    add("--pooling", choices=POOLINGS, help="of all models (default: as a folder states, or mean)")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cuda", "cpu"), default=device, help="(default: %(default)s)")
-    add("--json", metavar="FILE", help="write the scores as JSON")
-    args = parser.parse_args()
-    args.tasks = list(LAYOUTS) if args.tasks == "all" else args.tasks.split(",")
-    if not set(args.tasks) <= set(LAYOUTS):
-        raise UserError(f"--tasks {','.join(args.tasks)}: choose from {','.join(LAYOUTS)}, or all")
-    return args
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    names = list(LAYOUTS) if args.tasks == "all" else args.tasks.split(",")
+    if not {*names} <= LAYOUTS.keys():
+        raise UserError(f"--tasks {args.tasks}: choose from {','.join(LAYOUTS)}, or all")
     folder = resolve_data(args.senteval)
-    tasks = {task: read_task(folder, task) for task in args.tasks}
+    tasks = {task: read_task(folder, task) for task in names}
     rows = {}
     for name in args.models:
         encoder, embed = load(name, args.pooling)

@@ -1,20 +1,24 @@
+# SPDX-License-Identifier: MIT
 """What one GPU does in a step: the measurement behind `python -m extras.benchmark --only gpu`.
 
 Models with random weights (BERT with three and six layers of 384, and BERT-base's twelve of 768)
 embed sentences of real lengths, N at a time, in bf16, and train on the squared error to random
 targets, as ckd.py --objective kd does. Three ways to make the forward pass: `padded`, N texts to
-the longest; `parts`, common.embed_rows(); `one row`, extras/one_row.py.
+the longest; `parts`, common.embed_texts(); `one row`, extras/one_row.py.
 
-  sentences/s, tokens/s   without padding; batches are on the host when a step begins
+  sentences/s, tokens/s   without padding; all sentences are tokenized before a step begins
   % of peak               floating-point operations of the tokens that are not padding, against a
                           product of two bf16 matrices of 8,192 x 8,192 on the same card
   GB                      peak memory that torch has allocated
   passes                  forward passes of a step; "padding" is in percent of their tokens
 """
 
+import itertools
 import time
 from collections import defaultdict
 from functools import partial
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ckd
 import common
-from common import Batches, Tokens, encode, load_encoder, similar_lengths, to_device
+from common import Batches, embed_texts, encode, load_encoder, tokenize
 from extras.one_row import embed_in_one_row
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,7 +37,6 @@ SHAPES = {  # layers, width, heads
     "12 layers of 768": (12, 768, 12),
 }
 TINY = {"2 layers of 32": (2, 32, 2)}
-WAYS = ("padded", "parts", "one row")
 VIEWS = ("view", "transpose", "permute", "expand", "slice", "select", "detach", "unsqueeze", "t.")
 
 
@@ -107,34 +110,62 @@ def random_encoder(folder, shape):
     return load_encoder(folder, "mean", dropout=0.0, device=DEVICE)
 
 
-def embed_padded(embed, encoder, tokens, rows, device):
-    return embed(encoder, *tokens.batch(rows, device))
+class KnownTexts:
+    """In the place of an encoder's tokenizer: what that one makes of n texts, tokenized once."""
+
+    def __init__(self, encoder, texts, max_length):
+        self.pad_token_id = encoder.tokenizer.pad_token_id
+        self.token_ids = dict(zip(texts, tokenize(encoder, texts, max_length)))
+
+    def __call__(self, texts, **options):
+        return SimpleNamespace(input_ids=[self.token_ids[text] for text in texts])
 
 
-def passes_of(way, lengths, width):
-    """The forward passes over texts of these lengths -> row numbers of each."""
+def embed_padded(embed, encoder, texts, max_length=None):
+    """embed() of a batch in one part, padded to its longest text."""
+    part = np.arange(len(texts))
+    with mock.patch.object(common, "similar_lengths", lambda *_: [part]):
+        return embed_texts(embed, encoder, texts, max_length)
+
+
+WAYS = {"padded": embed_padded, "parts": embed_texts, "one row": embed_in_one_row}
+
+
+def embed_batch(embed, encoder, texts, work, way):
+    """embed() of N texts -> [N, D], on the device for training, on the host for encoding."""
+    if work == "training":
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return WAYS[way](embed, encoder, texts)
     if way == "parts":
-        return similar_lengths(lengths, DEVICE, width)
-    return [np.arange(len(lengths))]
+        return encode(embed, encoder, texts, precision="bf16")
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
+        return WAYS[way](embed, encoder, texts).cpu().numpy()
 
 
-def training_step(encoder, tokens, batches, way):
-    """-> a function that makes the next step of ckd.py --objective kd."""
-    embed_rows = dict(zip(WAYS, (embed_padded, common.embed_rows, embed_in_one_row)))[way]
-    width = encoder.dimension
-    targets = np.random.default_rng(0).standard_normal((len(tokens.lengths), width), np.float32)
+def passes_of(encoder, texts, work, way):
+    """The forward passes that embed_batch() makes -> their numbers of tokens, with padding."""
+    computed = []
+
+    def count(encoder, input_ids, attention_mask):
+        computed.append(input_ids.numel() if way != "one row" else attention_mask.sum().item())
+        return torch.ones(len(input_ids), 1, device=input_ids.device)
+
+    embed_batch(count, encoder, texts, work, way)
+    return computed
+
+
+def training_step(encoder, batches, way):
+    """batches: of texts, all of one size -> a function that makes the next step of KD by ckd.py."""
+    random, shape = np.random.default_rng(0), (len(batches[0]), encoder.dimension)
+    targets = [random.standard_normal(shape, np.float32) for _ in batches]
+    examples = itertools.cycle(zip(batches, targets))
     optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-5, fused=True)
-    autocast = torch.autocast(DEVICE, torch.bfloat16)
     encoder.train()
-    step = 0
 
     def work():
-        nonlocal step
-        rows = batches[step % (len(tokens.lengths) // batches.batch_size)]  # whole batches
-        step += 1
-        with autocast:
-            embedding = embed_rows(ckd.embed, encoder, tokens, rows, DEVICE)
-        loss = ckd.mse_loss(embedding, to_device(targets[rows], DEVICE))
+        texts, target = next(examples)
+        embedding = embed_batch(ckd.embed, encoder, texts, "training", way)
+        loss = ckd.mse_loss(embedding, torch.from_numpy(target).to(DEVICE))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -142,23 +173,11 @@ def training_step(encoder, tokens, batches, way):
     return work
 
 
-def encoding_step(encoder, tokens, batches, way):
-    """-> a function that embeds the next N sentences and brings their vectors to the host."""
-    embed_rows = dict(zip(WAYS, (embed_padded, None, embed_in_one_row)))[way]
+def encoding_step(encoder, batches, way):
+    """-> a function that embeds the next batch of texts and brings their vectors to the host."""
+    examples = itertools.cycle(batches)
     encoder.eval()
-    step = 0
-
-    @torch.no_grad()
-    def work():
-        nonlocal step
-        rows = batches[step % (len(tokens.lengths) // batches.batch_size)]
-        step += 1
-        if way == "parts":
-            return encode(ckd.embed, encoder, tokens, "bf16", rows)
-        with torch.autocast(DEVICE, torch.bfloat16):
-            return embed_rows(ckd.embed, encoder, tokens, rows, DEVICE).cpu().numpy()
-
-    return work
+    return lambda: embed_batch(ckd.embed, encoder, next(examples), "encoding", way)
 
 
 WARM_UP = 20  # steps: kernels are loaded and memory is taken when a shape is met for the first time
@@ -171,64 +190,60 @@ def measure(args, folder, sentences, machine):
     peak = peak_flops(256 if tiny else 8192)
     for name, shape in (TINY if tiny else SHAPES).items():
         encoder = random_encoder(folder / name.replace(" ", "-"), shape)
-        tokens = Tokens(encoder, sentences, args.max_length)
+        encoder.tokenizer = KnownTexts(encoder, sentences, args.max_length)
         for work in STEPS:
             for size in args.batch_sizes:
+                drawn = Batches(len(sentences), size, 0).draw(0)
+                whole = [[sentences[row] for row in rows] for rows in drawn if len(rows) == size]
                 for way in WAYS:
                     line = dict(part="gpu", model=name, work=work, batch=size)
                     line |= dict(way=way, machine=machine, peak_tflops=round(peak / 1e12, 1))
-                    yield line | measure_one(encoder, tokens, work, size, way, peak, tiny)
-        yield measure_launches(encoder, tokens, name, machine)
+                    yield line | measure_one(encoder, whole, work, way, peak, tiny)
+        yield measure_launches(encoder, name, machine)
         del encoder
 
 
-def measure_one(encoder, tokens, work, size, way, peak, tiny):
-    """-> the numbers of a setting, none if the card's memory is too small."""
-    batches = Batches(tokens.lengths, size, 0, False)
+def measure_one(encoder, batches, work, way, peak, tiny):
+    """batches: of texts, all of one size -> the numbers, none if the card's memory is too small."""
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    step = STEPS[work](encoder, tokens, batches, way)
+    step = STEPS[work](encoder, batches, way)
     at_least, warm_up = (0.05, 1) if tiny else (0.6, WARM_UP)
     try:
         step_seconds = seconds_of(step, at_least, warm_up)
     except torch.OutOfMemoryError:
         return {}
     memory = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
-    whole = [rows for rows in batches.draw(0) if len(rows) == size]
-    lengths = tokens.lengths[np.concatenate(whole)]
-    flops = forward_flops(encoder.model, lengths) * (3 if work == "training" else 1) / len(whole)
-    width = encoder.dimension
-    passes = [
-        tokens.lengths[rows][part]
-        for rows in whole
-        for part in passes_of(way, tokens.lengths[rows], width)
-    ]
-    computed = sum(len(part) * part.max() for part in passes)
-    if way == "one row":
-        computed = lengths.sum()
+    token_ids = encoder.tokenizer.token_ids
+    lengths = np.array([len(token_ids[text]) for texts in batches for text in texts])
+    flops = forward_flops(encoder.model, lengths) * (3 if work == "training" else 1)
+    passes = [size for texts in batches for size in passes_of(encoder, texts, work, way)]
     return {
-        "sentences/s": round(size / step_seconds, 1),
-        "tokens/s": round(lengths.sum() / len(whole) / step_seconds),
-        "% of peak": round(100 * flops / step_seconds / peak, 2),
+        "sentences/s": round(len(batches[0]) / step_seconds, 1),
+        "tokens/s": round(lengths.sum() / len(batches) / step_seconds),
+        "% of peak": round(100 * flops / len(batches) / step_seconds / peak, 2),
         "GB": round(memory / 1e9, 3),
-        "passes": round(len(passes) / len(whole), 2),
-        "padding": round(100 * (1 - lengths.sum() / computed), 1),
+        "passes": round(len(passes) / len(batches), 2),
+        "padding": round(100 * (1 - lengths.sum() / sum(passes)), 1),
     }
 
 
-def measure_launches(encoder, tokens, name, machine):
+def measure_launches(encoder, name, machine):
     """What a further forward and backward pass of two short texts costs -> a line.
 
     Its work is nearly nothing, so that its time is that of starting it. Operations are counted on a
     CPU, where the backward pass runs in the thread that counts.
     """
     encoder.train()
-    short = np.argsort(tokens.lengths)[:2]
+    shortest = min(encoder.tokenizer.token_ids.values(), key=len)
+    ids = torch.tensor([shortest, shortest])
 
     def step(passes, device=DEVICE):
         with torch.autocast(device, torch.bfloat16):
-            outputs = [embed_padded(ckd.embed, encoder, tokens, short, device) for _ in passes]
+            outputs = [
+                ckd.embed(encoder, ids.to(device), torch.ones_like(ids).to(device)) for _ in passes
+            ]
         torch.cat(outputs).sum().backward()
 
     spent = [seconds_of(partial(step, range(passes)), 0.5) for passes in (1, 5)]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Which layers should a student keep? Score cuts of a model before any training.
 
 Each cut keeps --keep layers, always the last one, and is scored on the same --sample of pairs. All
@@ -15,18 +16,29 @@ from itertools import combinations
 
 from tqdm import tqdm
 
-from common import BAR, ArgumentParser, UserError, in_range, run_main, table
-from common import keep_layers, load_encoder, read_scored_pairs, spearman
+from common import BAR, UserError, spearman
+from common import keep_layers, load_encoder, read_dev
+from common import in_range, read_options, run_main, table
 from eval_sts import embed
 
 MOST_CUTS = 300
 
 
+class Options:
+    model: str  # folder, or name on the Hub
+    keep: in_range(int, 1) = 3  # number of layers
+    dev: str = None  # scored pairs (TSV) (default: STS-B dev)
+    sample: in_range(int, 2) = 300  # pairs, at most
+
+
 def cut_copy(encoder, layers):
-    """A copy of the encoder with these layers alone; it shares the weights. Raises ValueError."""
-    shared = {id(part): part for part in (*encoder.parameters(), encoder.tokenizer)}
+    """A copy of the encoder with these layers alone; it shares the weights. Raises UserError."""
+    shared = {id(item): item for item in (*encoder.parameters(), encoder.tokenizer)}
     student = copy.deepcopy(encoder, shared)
-    keep_layers(student.model, ",".join(map(str, layers)))
+    try:
+        keep_layers(student.model, ",".join(map(str, layers)))
+    except UserError as error:  # as in ALBERT
+        raise UserError(f"{encoder.name}: its layers cannot be cut") from error
     return student
 
 
@@ -34,28 +46,13 @@ def score_cuts(encoder, cuts, pairs):
     """cuts: tuples of layers; pairs: scored -> {cut: Spearman x 100}. Raises UserError."""
     scores = {}
     for layers in tqdm(cuts, "cuts", leave=False, **BAR):
-        try:
-            student = cut_copy(encoder, layers)
-        except ValueError:  # ModernBERT needs its layer 0
-            continue
-        scores[layers] = spearman(embed, student, pairs)
-    if not scores:
-        raise UserError(f"{encoder.name}: its layers cannot be cut")
+        scores[layers] = spearman(embed, cut_copy(encoder, layers), pairs)
     return scores
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("model", metavar="MODEL", help="folder or Hub name")
-    parser.add_argument("--keep", type=in_range(int, 1), required=True, help="number of layers")
-    parser.add_argument("--dev", metavar="FILE", required=True, help="scored pairs (TSV)")
-    parser.add_argument("--sample", type=in_range(int, 2), default=300, help="pairs (default: 300)")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
-    pairs = read_scored_pairs(args.dev)
+    args = read_options(Options, __doc__)
+    pairs = read_dev(args.dev)
     pairs = random.Random(0).sample(pairs, min(args.sample, len(pairs)))
     encoder = load_encoder(args.model)
     depth = encoder.model.config.num_hidden_layers

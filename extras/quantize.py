@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Write a sentence encoder as an ONNX model for CPUs, in 4, 8 or 32 bits, and measure the cost.
 
 MODEL is any folder that the other scripts read: transformer, pooling, dense heads and normalization
@@ -39,12 +40,15 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from common import ArgumentParser, UserError, in_range, note, one_line_errors, run_main, table
-from common import Tokens, chunks, read_scored_pairs, replacing, spearman
+from common import UserError, chunks, note, one_line_errors, spearman, tokenize
+from common import read_scored_pairs, replacing
+from common import in_range, positive_int, read_options, run_main, table
 from eval_sts import load, read_data
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # what this script alone needs
@@ -55,7 +59,28 @@ ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="i
 ROWS |= dict(q4="4 bits", q4_8="4 bits, linear layers 8 bits")
 TORCH_ROWS = ("fp32, torch", "int8 but the embeddings, torch")
 BATCH = 128  # texts
-FILES = {8: "model_int8.onnx", 4: "model_q4.onnx", 32: "model.onnx"}  # by --bits
+FILES = {"8": "model_int8.onnx", "4": "model_q4.onnx", "32": "model.onnx"}  # by --bits
+
+
+class Options:
+    model: str  # folder, or name on the Hub
+    output: str = None  # folder that gets onnx/ (default: the model, if it is a folder)
+    bits: Literal["4", "8", "32"] = "8"  # of a weight
+    layer_bits: Literal["4", "8"] = "4"  # of linear layers, with --bits 4
+    group_size: Literal["16", "32", "64", "128"] = "32"  # weights with a common scale, --bits 4
+    pairs: str = None  # scored pairs (TSV) to measure on (default: no table)
+    senteval: str = None  # without --pairs: folder or tar file with the STS test sets
+    sets: str = None  # of SentEval's, as in STS12,STS-B
+    rows: list = None  # of the table, as in "int8" "4 bits" (default: all)
+    rounds: positive_int = 5  # of timing
+    at_most: in_range(float, 0, 200) = None  # write no file that loses more points on --pairs
+
+
+def padded(encoder, token_ids):
+    """N lists of token ids -> input_ids, attention_mask [N, L], padded on the right."""
+    texts = [torch.tensor(ids) for ids in token_ids]
+    mask = pad_sequence([torch.ones_like(ids) for ids in texts], batch_first=True)
+    return pad_sequence(texts, True, encoder.tokenizer.pad_token_id or 0), mask
 
 
 def export(encoder, embed, file):
@@ -64,11 +89,11 @@ def export(encoder, embed, file):
 
     def forward(input_ids, attention_mask):
         output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-        parts = dict(pooling=encoder.pooling, heads=encoder.heads, normalize=encoder.normalize)
-        done = SimpleNamespace(model=lambda *_, **__: output, **parts)  # one pass for both outputs
+        how = dict(pooling=encoder.pooling, heads=encoder.heads, normalize=encoder.normalize)
+        done = SimpleNamespace(model=lambda *_, **__: output, **how)  # one pass for both outputs
         return embed(done, input_ids, attention_mask), output.last_hidden_state
 
-    example = Tokens(encoder, ["one example", "another example"]).batch(np.array([0, 1]))
+    example = padded(encoder, tokenize(encoder, ["one example", "another example"]))
     axes = {0: "batch", 1: "length"}
     names = dict(input_names=INPUTS, output_names=OUTPUTS, dynamic_shapes=(axes, axes))
     encoder.forward = forward  # it is what torch exports of a module
@@ -76,7 +101,7 @@ def export(encoder, embed, file):
     with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
         program = torch.onnx.export(encoder, example, **names, dynamo=True, verbose=False)
     model = program.model_proto
-    # ONNX Runtime transposes the weights of dense heads, and fails where their shapes are stated.
+    # ONNX Runtime transposes the weights of dense heads, and fails where it is told their shapes.
     del model.graph.value_info[:]
     for node in model.graph.node:
         del node.metadata_props[:]  # which line of Python it comes from: half a megabyte
@@ -111,21 +136,21 @@ def write_blockwise(source, file, operator, bits, group_size):
 
 
 def write_onnx(name, folder, group_size=32):
-    """Export a model -> (encoder, embed(), {part: file}), files in `folder`; part: of ROWS."""
+    """Export a model -> (encoder, embed(), {kind: file}), files in `folder`; kind: of ROWS."""
     from onnxruntime.quantization import quantize_dynamic
 
     encoder, embed = load(name)
     encoder.eval()
-    files = {part: Path(folder, f"{part}.onnx") for part in ROWS}
+    files = {kind: Path(folder, f"{kind}.onnx") for kind in ROWS}
     with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
         export(encoder, embed, files["fp32"])
-        for part, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
+        for kind, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
             options = dict(per_channel=True, op_types_to_quantize=operators)
-            quantize_dynamic(files["fp32"], files[part], **options)
+            quantize_dynamic(files["fp32"], files[kind], **options)
         words = Path(folder, "words.onnx")  # only words in 4 bits
         write_blockwise(files["fp32"], words, "Gather", 4, group_size)
-        for part, bits in (("q4", 4), ("q4_8", 8)):
-            write_blockwise(words, files[part], "MatMul", bits, group_size)
+        for kind, bits in (("q4", 4), ("q4_8", 8)):
+            write_blockwise(words, files[kind], "MatMul", bits, group_size)
     return encoder, embed, files
 
 
@@ -137,23 +162,18 @@ def load_models(encoder, embed, files):
         file = files["fp32"].with_suffix(".pt")
         torch.save(model.state_dict(), file)
         models[row] = (file.stat().st_size / 1e6, partial(embed, model))
-    for part, row in ROWS.items():
-        models[row] = (files[part].stat().st_size / 1e6, onnx_model(files[part]))
+    for kind, row in ROWS.items():
+        models[row] = (files[kind].stat().st_size / 1e6, onnx_model(files[kind]))
     return models
-
-
-def cosines(first, second):
-    """Arrays [n, D] -> the cosine of each row of the first and the same row of the second, [n]."""
-    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    return (first * second).sum(axis=1) / lengths
 
 
 @torch.no_grad()
 def measure(encoder, models, sets, rounds):
     """models: of load_models(); sets {name: scored pairs} -> {row: {column: number}}."""
-    texts = list({row[side]: 0 for pairs in sets.values() for side in (0, 1) for row in pairs})
-    tokens = Tokens(encoder, texts)
-    inputs = [tokens.batch(np.array([row])) for row in range(len(tokens.lengths))]
+    texts = list({pair[side]: 0 for pairs in sets.values() for side in (0, 1) for pair in pairs})
+    token_ids = tokenize(encoder, texts)
+    inputs = [padded(encoder, [ids]) for ids in token_ids]
+    batches = [padded(encoder, chunk) for chunk in chunks(token_ids, BATCH)]
     parameters = sum(value.numel() for value in encoder.parameters()) / 1e6
     seconds = {row: [] for row in models}
     scores = {}
@@ -161,13 +181,13 @@ def measure(encoder, models, sets, rounds):
         for row, (_, embed_batch) in models.items():
             embed_batch(*inputs[0])  # the first call is slower
             begin = time.perf_counter()
-            vectors = [embed_batch(*batch) for batch in inputs]
+            vectors = [embed_batch(*one) for one in inputs]
             seconds[row].append(time.perf_counter() - begin)
             vectors = np.concatenate(vectors)
             scores[row] = scores_of(encoder, dict(zip(texts, vectors)), sets)
-            parts = chunks(np.arange(len(inputs)), BATCH)
-            others = np.concatenate([embed_batch(*tokens.batch(part)) for part in parts])
-            scores[row]["same in batches"] = 100 * float(cosines(vectors, others).min())
+            others = np.concatenate([embed_batch(*batch) for batch in batches])
+            same = torch.cosine_similarity(*map(torch.from_numpy, (vectors, others)))
+            scores[row]["same in batches"] = 100 * same.min().item()
     rows = {}
     for row, (size, _) in models.items():
         speed = len(inputs) / median(seconds[row])
@@ -178,10 +198,10 @@ def measure(encoder, models, sets, rounds):
 def scores_of(encoder, vector, sets):
     """vector {text: [D]}, sets {name: scored pairs} -> {name: Spearman x 100}, and their mean."""
 
-    def vectors_of(embed, encoder, texts):
+    def known(embed, encoder, texts):
         return np.stack([vector[text] for text in texts])
 
-    scores = {name: spearman(None, encoder, pairs, vectors_of) for name, pairs in sets.items()}
+    scores = {name: spearman(None, encoder, pairs, known) for name, pairs in sets.items()}
     if len(sets) > 1:
         scores["avg"] = sum(scores.values()) / len(sets)
     return scores
@@ -196,58 +216,43 @@ def check_loss(model, rows, file_row, at_most):
         raise UserError(f"{model}: {found}; no file was written")
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="folder or Hub name")
-    add("--output", help="folder that gets onnx/ (default: MODEL, if it is a folder)")
-    bits = dict(choices=sorted(FILES), default=8, help="of a weight (default: %(default)s)")
-    add("--bits", type=int, **bits)
-    add("--layer-bits", type=int, choices=(4, 8), default=4, help="--bits 4: of linear layers")
-    sizes = dict(type=int, choices=(16, 32, 64, 128), default=32)
-    add("--group-size", **sizes, help="--bits 4: weights with a common scale (default: 32)")
-    add_one = parser.add_mutually_exclusive_group().add_argument
-    add_one("--pairs", metavar="FILE", help="scored pairs (TSV) to measure on (default: no table)")
-    add_one("--senteval", help="instead: folder or tar file with the STS test sets")
-    add("--sets", type=lambda text: text.split(","), help="of SentEval's, as in STS12,STS-B")
-    rows = 'rows of the table, as in "int8" "4 bits" (default: all)'
-    add("--rows", nargs="+", choices=(*TORCH_ROWS, *ROWS.values()), metavar="ROW", help=rows)
-    add("--rounds", type=in_range(int, 1), default=5, help="of timing (default: %(default)s)")
-    text = "write the file only if it loses no more of Spearman x 100 on --pairs than this"
-    add("--at-most", metavar="POINTS", type=in_range(float, 0, 200), help=text)
-    args = parser.parse_args()
+def read_arguments():
+    args = read_options(Options, __doc__)
     if args.at_most is not None and not args.pairs:
-        parser.error("--at-most needs --pairs")
-    return args
-
-
-def main():
-    args = parse_args()
+        raise UserError("--at-most needs --pairs")
+    known = [*TORCH_ROWS, *ROWS.values()]
+    if not {*known}.issuperset(args.rows or known):
+        raise UserError(f"--rows {args.rows}: choose from {known}")
     if not all(map(importlib.util.find_spec, PACKAGES)):
         raise UserError(f"packages are missing; pip install {' '.join(PACKAGES)}")
     if not args.output and not Path(args.model).is_dir():
         raise UserError(f"{args.model}: is no folder here; give --output, where the file goes")
+    return args
+
+
+def main():
+    args = read_arguments()
     output = Path(args.output or args.model, "onnx", FILES[args.bits])
-    part = {8: "int8", 4: "q4" if args.layer_bits == 4 else "q4_8", 32: "fp32"}[args.bits]
+    kind = {"8": "int8", "4": "q4" if args.layer_bits == "4" else "q4_8", "32": "fp32"}[args.bits]
     sets = {"Spearman": read_scored_pairs(args.pairs)} if args.pairs else {}
-    if args.senteval:
+    if args.senteval and not args.pairs:
         sets = read_data(SimpleNamespace(**vars(args), split="test"))
     warnings.simplefilter("ignore")  # of exporters about sound models, of what torch deprecates
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        encoder, embed, files = write_onnx(args.model, folder, args.group_size)
+        encoder, embed, files = write_onnx(args.model, folder, int(args.group_size))
         if sets:
             models = load_models(encoder, embed, files)
             shown = args.rows or models
             if args.at_most is not None:
-                shown = {TORCH_ROWS[0], ROWS[part], *shown}
+                shown = {TORCH_ROWS[0], ROWS[kind], *shown}
             models = {row: models[row] for row in models if row in shown}
             rows = measure(encoder, models, sets, args.rounds)
             print(table(rows))
             if args.at_most is not None:
-                check_loss(args.model, rows, ROWS[part], args.at_most)
+                check_loss(args.model, rows, ROWS[kind], args.at_most)
         with replacing(output) as new:
-            shutil.copy(files[part], new)
+            shutil.copy(files[kind], new)
         note(f"saved {output}: {output.stat().st_size / 1e6:.1f} MB")
 
 

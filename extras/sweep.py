@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Run a training script with every combination of some options, and rank them by dev score.
 
     python -m extras.sweep SCRIPT "OPTION=VALUE,VALUE OPTION=VALUE" [--output FOLDER] -- OPTIONS
@@ -27,17 +28,23 @@ from pathlib import Path
 
 from scipy.stats import ttest_1samp
 
-from common import ArgumentParser, UserError, note, read_json, run_main, table
+from common import UserError, note, read_json, read_options, run_main, table
+
+
+class Options:
+    script: str  # ckd.py, or extras.baselines
+    grid: str  # options and their values: "lr=1e-4,4e-4 seed=0,1,2"
+    output: str = "runs/sweep"  # folder of all runs
 
 
 def read_grid(text):
     """ "lr=1e-4,4e-4 seed=0,1" -> [{"lr": "1e-4", "seed": "0"}, ...]. Raises UserError."""
     grid = {}
-    for part in text.split() or [text]:
-        option, _, values = part.removeprefix("--").partition("=")
+    for word in text.split() or [text]:
+        option, _, values = word.removeprefix("--").partition("=")
         grid[option] = values.split(";" if ";" in values else ",")
         if not option or not all(grid[option]):
-            raise UserError(f"{part!r}: give an option and its values, as in lr=1e-4,4e-4")
+            raise UserError(f"{word!r}: give an option and its values, as in lr=1e-4,4e-4")
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
@@ -106,19 +113,11 @@ def p_value(best, other):
     return float(ttest_1samp(differences, 0).pvalue)
 
 
-def parse_args():
-    """-> the sweep's own arguments, and the script's."""
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("script", help="ckd.py, or extras.baselines")
-    parser.add_argument("grid", help='options and their values: "lr=1e-4,4e-4 seed=0,1,2"')
-    parser.add_argument("--output", default="runs/sweep", help="(default: %(default)s)")
+def main():
     words = [*sys.argv[1:], "--"]
     end = words.index("--")
-    return parser.parse_args(words[:end]), words[end + 1 : -1]
-
-
-def main():
-    args, options = parse_args()
+    args = read_options(Options, __doc__, words[:end])
+    options = words[end + 1 : -1]  # the script's
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     settings = read_grid(args.grid)

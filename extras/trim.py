@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Reduce a model's vocabulary to N tokens: those that your sentences use most.
 
 In multilingual-e5-small, the embeddings of 250,000 tokens are four fifths of the weights. A word
@@ -5,10 +6,10 @@ whose token is removed is split into several, so that its sentence gets another 
 (results/multilingual.md).
 
     kept: special, added and unknown tokens; those of prompts; byte tokens; a token for each
-    character of FILE and of ASCII; then, up to N in all, FILE's most frequent tokens, and the
-    vocabulary's first
+    character of your sentences and of ASCII; then, up to N in all, your sentences' most frequent
+    tokens, and the vocabulary's first
 
-A character that FILE lacks may become unknown, and with WordPiece its whole word, unless
+A character that your sentences lack may become unknown, and with WordPiece its whole word, unless
 --all-characters is given. WordPiece (BERT, MPNet), Unigram (XLM-R, multilingual E5) and BPE
 (RoBERTa, ModernBERT, Qwen3, Gemma) can be cut.
 
@@ -29,8 +30,17 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from common import ArgumentParser, UserError, in_range, one_line_errors, run_main, table
-from common import chunks, load_encoder, read_sentences, replacing, resolve_data, save_encoder
+from common import UserError, chunks, one_line_errors
+from common import load_encoder, read_sentences, replacing, resolve_data, save_encoder
+from common import positive_int, read_options, run_main, table
+
+
+class Options:
+    model: str  # folder, or name on the Hub
+    train: str = None  # your sentences, or a .csv of triplets
+    tokens: positive_int = 20_000  # how many to keep
+    all_characters: bool = False  # also keep those that your sentences do not have
+    output: str = "runs/trimmed"  # a new folder
 
 
 def read_vocabulary(tokenizer):
@@ -67,14 +77,14 @@ def pieces_of(model, tokens):
     ranks = {tuple(pair): rank for rank, pair in enumerate(model.get("merges", []))}
     pieces = {}
     for i, token in tokens.items():
-        parts = [*token]
-        formed = {*parts}
-        while merges := [(ranks[p], at) for at, p in enumerate(pairwise(parts)) if p in ranks]:
+        split = [*token]
+        formed = {*split}
+        while merges := [(ranks[p], at) for at, p in enumerate(pairwise(split)) if p in ranks]:
             _, at = min(merges)
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
-            formed.add(parts[at])
+            split[at : at + 2] = [split[at] + split[at + 1]]
+            formed.add(split[at])
         pieces[i] = [i]
-        if parts == [token]:
+        if split == [token]:
             pieces[i] += [ids[piece] for piece in formed - {token}]
     return pieces
 
@@ -104,7 +114,8 @@ def must_stay(encoder, tokenizer, tokens, counts, all_characters):
     # RoBERTa and its kin count positions from the padding token's id, so it stays the same.
     embeddings = getattr(encoder.model, "embeddings", None)
     kept.update(range(getattr(embeddings, "padding_idx", -1) + 1))
-    kept.update(i for text in encoder.prompts.values() for i in encoder.tokenizer(text).input_ids)
+    for text in filter(None, encoder.prompts.values()):
+        kept.update(encoder.tokenizer(text).input_ids)
     steps = json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
     is_byte_level = '"ByteLevel"' in steps  # the characters of its tokens are the 256 bytes
     spelled = tokens.keys() & np.flatnonzero(counts)
@@ -143,11 +154,11 @@ def cut_tokenizer(tokenizer, tokens, new):
     for token in tokenizer["added_tokens"]:
         token["id"] = new[token["id"]]
     template = tokenizer["post_processor"] or {}
-    for part in (template, *template.get("processors", [])):
-        for special in part.get("special_tokens", {}).values():
+    for step in (template, *template.get("processors", [])):
+        for special in step.get("special_tokens", {}).values():
             special["ids"] = [new[old] for old in special["ids"]]
-        for name in {"cls", "sep"} & part.keys():  # of older templates: [token, id]
-            part[name][1] = new[part[name][1]]
+        for name in {"cls", "sep"} & step.keys():  # of older templates: [token, id]
+            step[name][1] = new[step[name][1]]
     tokenizer["padding"] = tokenizer["truncation"] = None  # each script sets its own
 
 
@@ -179,38 +190,38 @@ def cut_model(model, new):
 
 def all_ids(encoder, sentences):
     """The ids of all tokens of the sentences, also of those that the model is too short for."""
-    texts = [encoder.prompt + text for text in sentences]
-    rows = [row for part in chunks(texts, 10_000) for row in encoder.tokenizer(part).input_ids]
-    return np.concatenate([np.array(row, np.int32) for row in rows])
+    ids = []
+    for chunk in chunks(sentences, 10_000):
+        texts = [encoder.prompt + text for text in chunk]
+        ids += [np.array(tokens, np.int32) for tokens in encoder.tokenizer(texts).input_ids]
+    return np.concatenate(ids)
 
 
-def row(encoder, ids, sentences):
+class Count(int):
+    """A number that table() prints as it is."""
+
+    def __format__(self, _):
+        return str(int(self))
+
+
+def row_of(encoder, ids, sentences):
     """A row of the table. ids: of all tokens of the sentences."""
     vocabulary = encoder.tokenizer.get_vocab()
     model = encoder.tokenizer.backend_tokenizer.model
     unknown = getattr(model, "unk_token", encoder.tokenizer.unk_token)  # None in byte-level BPE
     return {
-        "tokens": encoder.model.config.vocab_size,
-        "one-character tokens": sum(len(token.removeprefix("##")) == 1 for token in vocabulary),
-        "unknown": np.sum(ids == vocabulary.get(unknown, -1)),
+        "tokens": Count(encoder.model.config.vocab_size),
+        "one-character tokens": Count(sum(len(x.removeprefix("##")) == 1 for x in vocabulary)),
+        "unknown": Count(np.sum(ids == vocabulary.get(unknown, -1))),
         "MB, fp32": sum(value.numel() for value in encoder.parameters()) * 4 / 1e6,
         "tokens per sentence": len(ids) / len(sentences),
     }
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="folder or Hub name")
-    add("--train", metavar="FILE", required=True, help="your sentences, or a .csv of triplets")
-    add("--tokens", metavar="N", required=True, type=in_range(int, 1), help="how many to keep")
-    add("--all-characters", action="store_true", help="also keep those that FILE does not have")
-    add("--output", required=True, help="a new folder")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if not args.train:
+        raise UserError("give --train, a file of your sentences")
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     sentences = read_sentences(resolve_data(args.train))
@@ -219,7 +230,7 @@ def main():
         tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
         tokens = read_vocabulary(tokenizer)
         ids = all_ids(encoder, sentences)
-        rows = {"before": row(encoder, ids, sentences)}
+        rows = {"before": row_of(encoder, ids, sentences)}
         counts = np.bincount(ids, minlength=encoder.model.config.vocab_size)
         new = choose(encoder, tokenizer, tokens, counts, args)
         cut_tokenizer(tokenizer, tokens, new)
@@ -227,7 +238,7 @@ def main():
         cut_files(encoder.files, tokenizer, new)
         save_encoder(encoder, folder)
     encoder = load_encoder(args.output)
-    rows["after"] = row(encoder, all_ids(encoder, sentences), sentences)
+    rows["after"] = row_of(encoder, all_ids(encoder, sentences), sentences)
     rows["after"]["% of tokens kept"] = 100 * counts[list(new)].sum() / len(ids)
     print(table(rows))
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Second views for ConGen by the ways of Table 6: translate, crop, delete-one, synonym, mlm.
 
 Writes a file for congen.py --pairs: on each line the sentence, a tab, and the sentence
@@ -23,14 +24,16 @@ import hashlib
 import os
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
 
-from common import BAR, ArgumentParser, UserError, in_range, one_line_errors, run_main
-from common import read_rows, read_sentences, resolve_data, resolve_model
+from common import BAR, UserError, chunks, one_line_errors
+from common import read_lines, read_sentences, resolve_data, resolve_model
+from common import in_range, positive_int, read_options, run_main
 
 CROP_RATE = 0.1  # Table 6
 SYNONYM_RATE = 0.1  # Table 6 gives none
@@ -39,6 +42,19 @@ SHORTEST_REPLACED = 3  # letters; as a noun, WordNet takes the word "a" for an a
 WORDNET = "WordNet 3's database has index.noun, data.noun, ... (Debian: wordnet-base)"
 LONGEST = 128  # tokens of a sentence that are translated
 CHUNK = 8  # batches that are sorted by length together, and kept together
+
+
+class Options:
+    way: Literal["translate", "crop", "delete-one", "synonym", "mlm"]  # see above
+    train: str = "nli_for_simcse.csv"  # as for congen.py
+    output: str = "pairs.tsv"  # a new file of pairs
+    there: str = "Helsinki-NLP/opus-mt-en-de"  # for translate: folder, or name on the Hub
+    back: str = "Helsinki-NLP/opus-mt-de-en"  # for translate: folder, or name on the Hub
+    beams: positive_int = 1  # for translate; 1 is greedy
+    batch_size: positive_int = 64  # of a model
+    wordnet: str = "/usr/share/wordnet"  # for synonym: folder of WordNet 3's database
+    masked_lm: str = "bert-base-uncased"  # for mlm: folder, or name on the Hub
+    seed: in_range(int, 0) = 0  # of words and tokens
 
 
 def delete_one(words, random):
@@ -84,11 +100,10 @@ def read_wordnet(folder):
     """
     synonyms = {}
     most_seen = {}
-    for part in ("noun", "verb", "adj", "adv"):
-        synsets = dict(read_rows(Path(folder) / f"data.{part}", read_synset, WORDNET))
+    for kind in ("noun", "verb", "adj", "adv"):
+        synsets = dict(read_lines(Path(folder) / f"data.{kind}", read_synset, WORDNET))
         parse = partial(read_index, synsets=synsets)
-        entries = read_rows(Path(folder) / f"index.{part}", parse, WORDNET)
-        for word, seen, words in entries:
+        for word, seen, words in read_lines(Path(folder) / f"index.{kind}", parse, WORDNET):
             if seen > most_seen.get(word, 0):
                 most_seen[word] = seen
                 synonyms[word] = [other for other in words if other.lower() != word]
@@ -123,6 +138,8 @@ def read_index(text, synsets):
 
 def load_model(name, kind, form):
     """A folder or a name on the Hub, a class of transformers -> model, tokenizer, or UserError."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     with one_line_errors(name, form):
         folder = resolve_model(name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -157,13 +174,12 @@ def translate(model, tokenizer, beams, batch_size, texts):
     """list of n str -> list of n str, in their order. beams: width of the search; 1 is greedy."""
     translations = {"": ""}
     order = sorted(filter(None, dict.fromkeys(texts)), key=len)  # little padding
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
+    for chunk in chunks(order, batch_size):
         cut = dict(padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
-        batch = tokenizer(part, **cut).to(model.device)
+        batch = tokenizer(chunk, **cut).to(model.device)
         limit = 2 * batch["input_ids"].shape[1] + 10  # for a translation that repeats itself
         ids = model.generate(**batch, num_beams=beams, do_sample=False, max_new_tokens=limit)
-        translations |= zip(part, tokenizer.batch_decode(ids, skip_special_tokens=True))
+        translations |= zip(chunk, tokenizer.batch_decode(ids, skip_special_tokens=True))
     return [translations[text].strip() for text in texts]
 
 
@@ -185,25 +201,6 @@ def make_views(args):
     return partial(change_words, change=change)
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("way", choices=("translate", "crop", "delete-one", "synonym", "mlm"))
-    add("--train", default="nli_for_simcse.csv", help="as for congen.py (default: %(default)s)")
-    add("--output", required=True, help="a new file of pairs")
-    model = "for translate: folder or Hub name (default: %(default)s)"
-    add("--there", default="Helsinki-NLP/opus-mt-en-de", help=model)
-    add("--back", default="Helsinki-NLP/opus-mt-de-en", help=model)
-    add("--beams", type=in_range(int, 1), default=1, help="for translate (default: 1, greedy)")
-    add("--batch-size", type=in_range(int, 1), default=64, help="of a model (default: 64)")
-    folder = "for synonym: folder of WordNet 3's database (default: %(default)s)"
-    add("--wordnet", default="/usr/share/wordnet", help=folder)
-    model = "for mlm: folder or Hub name of a masked language model (default: %(default)s)"
-    add("--masked-lm", default="bert-base-uncased", help=model)
-    add("--seed", type=in_range(int, 0), default=0, help="(default: %(default)s)")
-    return parser.parse_args()
-
-
 def write_views(args, sentences, make):
     """Write --output, chunk by chunk, under a hidden name until it is complete.
 
@@ -221,18 +218,18 @@ def write_views(args, sentences, make):
         file.truncate(sum(map(len, lines[:done])))
         bar = tqdm(total=len(sentences), initial=done, desc=args.way, unit=" sentences", **BAR)
         for start in range(done, len(sentences), size):
-            part = sentences[start : start + size]
-            views = make(part, np.random.default_rng([args.seed, start]))
-            for sentence, view in zip(part, views):
+            chunk = sentences[start : start + size]
+            views = make(chunk, np.random.default_rng([args.seed, start]))
+            for sentence, view in zip(chunk, views):
                 file.write(f"{sentence}\t{' '.join(view.split()) or sentence}\n".encode())
             file.flush()
-            bar.update(len(part))
+            bar.update(len(chunk))
         bar.close()
     os.replace(unfinished, output)
 
 
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
     if Path(args.output).exists():
         raise UserError(f"{args.output}: exists already; choose another --output")
     texts = read_sentences(resolve_data(args.train))

@@ -21,7 +21,6 @@ which files are those that were measured, by data/SHA256SUMS. german/sentences.*
 changes. The downloads could not be tried: there was no network.
 """
 
-import argparse
 import csv
 import gzip
 import hashlib
@@ -240,8 +239,8 @@ def write_e5(folder):
         tokenizer.save_pretrained(plain)
         encoder = common.load_encoder(plain, "mean")
         encoder.normalize, encoder.max_length = True, config.max_position_embeddings
-        encoder.stated = dict(prompts=dict(query="query: ", passage="passage: "))
-        encoder.stated |= dict(default_prompt_name="query", similarity_fn_name="cosine")
+        encoder.prompts = dict(query="query: ", passage="passage: ")
+        encoder.settings = dict(default_prompt_name="query", similarity_fn_name="cosine")
         common.save_encoder(encoder, folder)
 
 
@@ -339,15 +338,13 @@ def write(folder, files):
         print(f"| {name} | {len(lines):,} | {'yes' if same else 'no'} |", flush=True)
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="$DATA of the pages of results/")
-    parser.add_argument("--e5", action="store_true", help="write FOLDER/e5 alone")
-    return parser.parse_args()
+class Options:
+    folder: Path  # $DATA of the pages of results/
+    e5: bool = False  # write FOLDER/e5 alone
 
 
 def main():
-    args = parse_args()
+    args = common.read_options(Options, __doc__)
     if args.e5:
         return write_e5(args.folder / "e5")
     folder = args.folder

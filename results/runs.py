@@ -11,7 +11,6 @@ broken off goes on. With --jobs, several run at a time, each on its share of the
 thread do 1.2 to 1.4 times as much as one of two. What measures speed runs alone. Linux only.
 """
 
-import argparse
 import json
 import os
 import re
@@ -22,12 +21,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from statistics import harmonic_mean
+from statistics import median
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import positive_int, read_options, run_main
 from extras.benchmark import machine
 
 HERE = Path(__file__).parent
@@ -42,6 +43,12 @@ CODE = ["--", ":(glob)*.py", "extras", "results/scores.py", "results/unseen.py"]
 SHARED = {
     f"@runs/{name}.txt": " ".join(text.split()) for name, text in OPTIONS.findall(PREPARATION)
 }
+
+
+class Options:
+    data: str = "data"  # the folder that data_sets.py writes
+    only: list = None  # names of runs (default: all)
+    jobs: positive_int = 1  # runs at a time
 
 
 def all_runs():
@@ -109,10 +116,21 @@ def tables(printed):
 
 
 def training_speed(run):
-    """Sentences per second of a run's last stage, without scoring."""
+    """Sentences per second of a run's last stage, without scoring, or None for a short stage.
+
+    The median over successive lines that have a loss: where a dev score or another start of the run
+    is between two lines, their times do not count.
+    """
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    speeds = [line["sentences_per_second"] for line in lines if "loss" in line]
-    return round(harmonic_mean(speeds), 1)
+    settings = json.loads((run / "args.json").read_text("utf-8"))
+    is_second = lines[0]["stage"] == "finetune"
+    batch = settings["--finetune-batch-size" if is_second else "--batch-size"]
+    speeds = []
+    for before, after in pairwise(lines):
+        seconds = after["seconds"] - before["seconds"]
+        if "loss" in before and "loss" in after and seconds > 0:
+            speeds.append(batch * (after["step"] - before["step"]) / seconds)
+    return round(median(speeds), 1) if speeds else None
 
 
 def execute(run, words):
@@ -194,11 +212,7 @@ def run_all(waiting, jobs, data, commit):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data")
-    parser.add_argument("--only", nargs="+", metavar="RUN", help="names of runs")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    args = parser.parse_args()
+    args = read_options(Options, __doc__)
     prepare(args.data)
     DATA.mkdir(exist_ok=True)
     os.environ.setdefault("XDG_CACHE_HOME", str(Path("runs", "cache").absolute()))
@@ -214,4 +228,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

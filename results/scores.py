@@ -18,18 +18,10 @@ from statistics import mean
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from common import (
-    ArgumentParser,
-    Tokens,
-    encode,
-    run_main,
-    similar_lengths,
-    spearman,
-    table,
-    write_json,
-)
+from common import UserError, encode, read_options, run_main, spearman, table, write_json
 from eval_sts import load, read_sts
 from extras.eval_retrieval import metrics, read_split, read_texts, search, set_prompts
 from extras.quantize import onnx_model, write_onnx
@@ -37,6 +29,15 @@ from extras.quantize import onnx_model, write_onnx
 GROUP = 64  # weights of a 4-bit file with a common scale
 CORPORA = dict(scifact=("SciFact", "nDCG@10"), qnli=("QNLI", "MRR@10"))
 NO_PROMPTS = SimpleNamespace(query_prompt=None, passage_prompt=None)  # take the folder's
+
+
+class Options:
+    model: str  # folder or Hub name
+    data: str = "data"  # the folder that data_sets.py writes
+    sets: list = None  # of sts, scifact, qnli (default: sts)
+    files: list = None  # of fp32, q4 (default: fp32)
+    document_model: str = None  # its index is searched, too
+    json: str = None  # a file for the unrounded numbers
 
 
 def plain(text):
@@ -61,18 +62,15 @@ def without_overlap(data):
     return kept
 
 
-def encode_by_file(run, embed, encoder, texts):
-    """What encode() returns, by the ONNX file that run() runs."""
-    tokens = Tokens(encoder, texts)
-    parts = similar_lengths(tokens.lengths, "cpu", encoder.width)
-    vectors = np.concatenate([run(*tokens.batch(part)) for part in parts])
-    return vectors[np.argsort(np.concatenate(parts))]
+def embed_by_file(run, encoder, input_ids, attention_mask):
+    """embed() by the ONNX file that run() runs."""
+    return torch.from_numpy(run(input_ids, attention_mask))
 
 
-def sts_scores(embed, encoder, vectors_of, data):
+def sts_scores(embed, encoder, data):
     sets = read_sts(Path(data, "senteval"))
     texts = sorted({text for pairs in sets.values() for pair in pairs for text in pair[:2]})
-    vector = dict(zip(texts, vectors_of(embed, encoder, texts)))
+    vector = dict(zip(texts, encode(embed, encoder, texts)))
 
     def known(embed, encoder, texts):
         return np.stack([vector[text] for text in texts])
@@ -82,17 +80,17 @@ def sts_scores(embed, encoder, vectors_of, data):
     return row | {"avg": mean(row.values()), "avg without overlap": mean(rest)}
 
 
-def index_of(embed, encoder, vectors_of, beir):
+def index_of(embed, encoder, beir):
     set_prompts(encoder, NO_PROMPTS)
     passages = [encoder.passage_prompt + text for _, text in read_texts(beir, "corpus.jsonl")]
-    return vectors_of(embed, encoder, passages)
+    return encode(embed, encoder, passages)
 
 
-def search_scores(embed, encoder, vectors_of, beir, indexes):
+def search_scores(embed, encoder, beir, indexes):
     """indexes {name: vectors [P, D]} -> {name: metrics()} of the queries of the test split."""
     queries, answers = read_split(beir, "test")
     set_prompts(encoder, NO_PROMPTS)
-    vectors = vectors_of(embed, encoder, [encoder.query_prompt + text for text in queries])
+    vectors = encode(embed, encoder, [encoder.query_prompt + text for text in queries])
     found = {}
     for name, passages in indexes.items():
         found[name] = metrics(search(vectors, [passages], 11, "cosine", "cpu"), answers)
@@ -104,51 +102,42 @@ def teachers_index(name, beir):
     kept = Path("runs", f"index-{Path(name).name}-{Path(beir).name}.npy")
     if not kept.exists():
         encoder, embed = load(name)
-        np.save(kept, index_of(embed, encoder, encode, beir))
+        np.save(kept, index_of(embed, encoder, beir))
     return np.load(kept)
 
 
-def score(args, embed, encoder, vectors_of):
+def score(args, embed, encoder):
     """-> a row of the table."""
     row = {}
     for name in args.sets:
         if name == "sts":
-            row |= sts_scores(embed, encoder, vectors_of, args.data)
+            row |= sts_scores(embed, encoder, args.data)
             continue
         beir = Path(args.data, "retrieval", name)
         title, key = CORPORA[name]
-        indexes = {title: index_of(embed, encoder, vectors_of, beir)}
+        indexes = {title: index_of(embed, encoder, beir)}
         if args.document_model:
             indexes[f"{title}, teacher's index"] = teachers_index(args.document_model, beir)
-        found = search_scores(embed, encoder, vectors_of, beir, indexes)
+        found = search_scores(embed, encoder, beir, indexes)
         row |= {column: scores[key] for column, scores in found.items()}
     return row
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="folder or Hub name")
-    add("--data", required=True, help="folder of the data")
-    add("--sets", nargs="+", choices=("sts", *CORPORA), required=True)
-    add("--files", nargs="+", choices=("fp32", "q4"), default=["fp32"])
-    add("--document-model", help="whose index is searched, too")
-    add("--json", metavar="FILE", help="write the unrounded numbers as JSON")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    args.sets, args.files = args.sets or ["sts"], args.files or ["fp32"]
+    if unknown := {*args.sets} - {"sts", *CORPORA} | {*args.files} - {"fp32", "q4"}:
+        raise UserError(f"{min(unknown)}: choose --sets and --files from those of --help")
     encoder, embed = load(args.model)
     rows = {}
     if "fp32" in args.files:
         size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
-        rows["fp32"] = {"MB": size} | score(args, embed, encoder, encode)
+        rows["fp32"] = {"MB": size} | score(args, embed, encoder)
     if "q4" in args.files:
         with tempfile.TemporaryDirectory() as folder:
             encoder, embed, files = write_onnx(args.model, folder, GROUP)
             run = onnx_model(files["q4"])
-            row = score(args, embed, encoder, partial(encode_by_file, run))
+            row = score(args, partial(embed_by_file, run), encoder)
             rows["4 bits"] = {"MB": files["q4"].stat().st_size / 1e6} | row
     if args.json:
         write_json(Path(args.json), rows)

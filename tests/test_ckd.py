@@ -4,6 +4,7 @@ It also tests what several scripts have alike: their pooling, and the queue of c
 """
 
 import math
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -116,28 +117,50 @@ def test_defaults_are_the_papers(parse):
     assert (args.epochs, args.batch_size, args.eval_steps, args.patience) == (20, 512, 125, 3)
     assert (args.finetune_epochs, args.finetune_batch_size, args.max_length) == (5, 128, 64)
     assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
-    assert (args.train, args.triplets) == ("ffgcc/NEWS5M", "nli_for_simcse.csv")
-    assert (args.stage, args.objective, args.queue_size) == ("both", "ckd", 65536)
-    assert args.temperature == args.finetune_temperature == 0.05
-    own = parse(ckd, "--student", "x", "--train", "my.txt", "--objective", "kd")
-    assert own.stage == "distill"  # without triplets, stage 1 alone
-    assert (own.queue_size, own.max_length) == (0, 64)
+    assert (args.objective, args.queue_size, args.finetune_temperature) == ("ckd", 65536, 0.05)
+    ckd.choose_defaults(args, torch.nn.Linear(1, 1))
+    assert args.temperature == 0.05
+    own = parse(ckd, "--student", "x", "--objective", "kd", "--learn-temperature")
+    ckd.choose_defaults(own, torch.nn.Linear(1, 1))
+    assert own.queue_size == 0 and own.temperature == pytest.approx(math.exp(-1))
+
+
+@pytest.mark.parametrize(
+    "words, read",
+    [
+        ("", ["ffgcc/NEWS5M", "nli_for_simcse.csv"]),
+        ("--train my.txt", ["my.txt"]),  # without triplets, stage 1 alone
+        ("--train my.txt --triplets my.csv", ["my.txt", "my.csv"]),
+        ("--stage finetune", ["nli_for_simcse.csv"]),
+    ],
+)
+def test_the_default_files_and_stages(call_main, monkeypatch, words, read):
+    asked = []
+    monkeypatch.setattr(ckd, "resolve_data", lambda name: asked.append(name) or name)
+    for name in ("read_dev", "read_sentences", "read_triplets"):
+        monkeypatch.setattr(ckd, name, lambda path: [])
+    monkeypatch.setattr(ckd, "load_untrained_student", lambda *_, **__: sys.exit())
+    with pytest.raises(SystemExit):
+        call_main(ckd, "--student", "bert-base-uncased", *words.split())
+    assert asked == read
 
 
 @pytest.mark.parametrize("millions, rates", [(110, (2e-4, 5e-5)), (67, (3e-4, 1e-5))])
 def test_learning_rates_depend_on_the_size_of_the_student(
     call_main, models_folder, files, tmp_path, monkeypatch, millions, rates
 ):
+    """And are recorded: args.json has the numbers that were used."""
     student = torch.nn.ParameterList([torch.empty(millions * 1_000_000, device="meta")])
-    seen = []
-    load = lambda args, default: seen.append(args) or student  # noqa: E731
-    monkeypatch.setattr(ckd, "load_untrained_student", load)
-    words = small_options("ckd", models_folder, files, tmp_path)
+    load = common.load_encoder(models_folder / "bert", layers="0,2")
+    choose = ckd.choose_defaults
+    monkeypatch.setattr(ckd, "choose_defaults", lambda args, _: choose(args, student))
+    monkeypatch.setattr(ckd, "load_untrained_student", lambda args, otherwise: load)
+    words = small_options("ckd", models_folder, files, tmp_path / "out")
     del words[words.index("--lr") : words.index("--lr") + 2]
     del words[words.index("--finetune-lr") : words.index("--finetune-lr") + 2]
-    with pytest.raises(AttributeError):  # such a student cannot be trained
-        call_main(ckd, *words)
-    assert [(args.lr, args.finetune_lr) for args in seen] == [rates]
+    call_main(ckd, *words, "--max-steps", 1)
+    used = common.read_json(tmp_path / "out/args.json", {})
+    assert (used["--lr"], used["--finetune-lr"]) == rates
 
 
 # ---- whole steps, by hand

@@ -1,13 +1,15 @@
-"""common.py: files, tokens, batches and their parts, sentences to vectors, cache, scores."""
+"""common.py: files, batches and their parts, sentences to vectors, cache, scores."""
 
 import copy
 import gzip
+import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import cosine, demo_lines, demo_sentences
+from conftest import alter, cosine, demo_lines, demo_sentences
 from scipy.stats import rankdata
 
 import ckd
@@ -68,33 +70,56 @@ def test_sentevals_folder_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_tokens_are_the_tokenizers_and_batches_are_padded_to_their_longest(bert, pairs):
+def test_what_reaches_the_model_is_the_tokenizers_batch(bert, pairs):
+    """Parts of similar length, padded to their longest, of texts that are cut."""
     texts = demo_sentences(40) + ["word " * 300]
     if pairs:
         texts = list(zip(texts, demo_sentences(41)))
-    rows = np.array([7, 40, 3])
-    ids, mask = common.Tokens(bert, texts, 30).batch(rows)
+    seen = []
+
+    def embed(encoder, input_ids, attention_mask):
+        seen.append((input_ids, attention_mask))
+        return input_ids.sum(dim=1, keepdim=True).double()
+
+    common.embed_texts(embed, bert, [texts[i] for i in (7, 40, 3)], 30)
+    (ids, mask), *others = seen
+    assert not others
     options = dict(padding=True, truncation=True, max_length=30, return_tensors="pt")
-    expected = bert.tokenizer([texts[row] for row in rows], **options)
+    expected = bert.tokenizer([texts[i] for i in (40, 7, 3)], **options)  # by length
     assert torch.equal(ids, expected["input_ids"])
     assert torch.equal(mask, expected["attention_mask"])
-    assert common.Tokens(bert, texts, 9999).lengths[40] == bert.max_length == 128
+    (whole,) = common.tokenize(bert, texts[40:], 9999)
+    assert len(whole) == bert.max_length == 128
+
+
+def test_lengths_are_counted_for_grouping_alone(bert):
+    args = SimpleNamespace(group_by_length=False, max_length=9)
+    texts, others = demo_sentences(40), demo_sentences(41)[1:]
+    assert common.token_lengths(args, bert, texts) is None
+    args.group_by_length = True
+    counts = [
+        [len(bert.tokenizer(text).input_ids[:9]) for text in column] for column in (texts, others)
+    ]
+    assert common.token_lengths(args, bert, texts).tolist() == counts[0]
+    both = [a + b for a, b in zip(*counts)]
+    assert common.token_lengths(args, bert, texts, others).tolist() == both
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_an_epoch_visits_every_row_once_in_an_order_of_seed_and_epoch(grouped):
     """In whatever order steps are asked for."""
     lengths = np.random.default_rng(0).integers(3, 60, 1000)
-    batches = common.Batches(lengths, 16, 5, grouped)
+    options = (lengths,) if grouped else ()
+    batches = common.Batches(1000, 16, 5, *options)
     rows = [batches[step].tolist() for step in range(126)]
     assert sorted(map(len, rows[: batches.per_epoch])) == [8] + [16] * 62
     epochs = sum(rows[:63], []), sum(rows[63:], [])
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(1000))
     assert epochs[0] != epochs[1]
-    anew = common.Batches(lengths, 16, 5, grouped)
+    anew = common.Batches(1000, 16, 5, *options)
     for step in (70, 3, 62, 125, 0):
         assert anew[step].tolist() == rows[step]
-    assert common.Batches(lengths, 16, 6, grouped)[0].tolist() != rows[0]
+    assert common.Batches(1000, 16, 6, *options)[0].tolist() != rows[0]
     padded = sum(lengths[row].max() * len(row) for row in rows)
     padding = padded / (2 * lengths.sum())
     assert padding < 1.15 if grouped else padding > 1.6
@@ -120,23 +145,25 @@ def test_parts_of_similar_length(longest):
 EMBED_BOTH = partial(ibkd.embed, with_input=True)
 
 
-@pytest.mark.parametrize("embed", [ckd.embed, EMBED_BOTH], ids=["one", "tuple"])
+@pytest.mark.parametrize("embed", [ckd.embed, EMBED_BOTH], ids=["one", "both"])
 def test_a_batch_in_parts_is_a_padded_batch(bert, embed):
     """Vectors in the rows' order, and gradients; a row may be there twice."""
     texts = [" ".join(["run fast", *demo_sentences(i % 9)]) for i in range(40)]
-    tokens = common.Tokens(bert, texts)
     rows = np.random.default_rng(2).permutation(np.arange(40).repeat(2))[:70]
-    assert len(common.similar_lengths(tokens.lengths[rows], "cpu", 32)) > 3
+    texts = [texts[row] for row in rows]
+    lengths = np.array([len(ids) for ids in common.tokenize(bert, texts)])
+    assert len(common.similar_lengths(lengths, "cpu", 32)) > 3
     encoder = copy.deepcopy(bert).double()
+    options = dict(padding=True, truncation=True, max_length=128, return_tensors="pt")
+    batch = bert.tokenizer(texts, **options)
     found = []
-    for outputs in (
-        common.embed_rows(embed, encoder, tokens, rows, "cpu"),
-        embed(encoder, *tokens.batch(rows)),
+    for output in (
+        common.embed_texts(embed, encoder, texts),
+        embed(encoder, batch["input_ids"], batch["attention_mask"]),
     ):
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss = sum(ckd.mse_loss(x, x.detach().flip(0)) for x in outputs)
+        loss = ckd.mse_loss(output, output.detach().flip(0))
         gradients = torch.autograd.grad(loss, encoder.parameters(), allow_unused=True)
-        found.append([*outputs, *(gradient for gradient in gradients if gradient is not None)])
+        found.append([output, *(gradient for gradient in gradients if gradient is not None)])
     assert len(found[0]) > 60
     for ours, padded in zip(*found, strict=True):
         assert (ours - padded).abs().max() < 1e-6
@@ -151,8 +178,8 @@ def test_encoding_many_gives_each_text_its_own_vector_without_dropout(bert):
     for text, vector in zip(texts, vectors):
         (alone,) = common.encode(ckd.embed, bert.eval(), [text])
         assert np.abs(alone - vector).max() < 1e-5
-    some = common.encode(ckd.embed, bert, common.Tokens(bert, texts), rows=np.array([30, 2]))
-    assert np.abs(some - vectors[[30, 2]]).max() < 1e-5
+    cut = common.encode(ckd.embed, bert, texts, max_length=5)
+    assert np.abs(cut[30] - common.encode(ckd.embed, bert, ["word " * 3])[0]).max() < 1e-5
     rounded = common.encode(ckd.embed, bert, texts, precision="bf16")
     assert not np.array_equal(rounded, vectors)
     assert min(map(cosine, rounded.tolist(), vectors.tolist())) > 0.999
@@ -161,13 +188,14 @@ def test_encoding_many_gives_each_text_its_own_vector_without_dropout(bert):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "CACHE", tmp_path / "cache")
-    return lambda: sorted(common.CACHE.glob("*.npy"))
+    return lambda: sorted(common.CACHE.glob("*"))
 
 
 def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache, monkeypatch):
     texts, calls = demo_sentences(100), []
     expected = common.encode(ckd.embed, bert, texts)
-    monkeypatch.setattr(common, "CHUNK", 30)
+    chunks = common.chunks
+    monkeypatch.setattr(common, "chunks", lambda texts, size: chunks(texts, 30))
 
     def counted(*batch):
         calls.append(batch)
@@ -183,15 +211,6 @@ def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache, monkey
     del calls[:]
     assert np.array_equal(common.teacher_embeddings(counted, bert, texts), found)
     assert calls == []
-
-
-@pytest.mark.parametrize("size", [0, 60, 1000])
-def test_a_file_in_the_cache_that_is_cut_short_is_computed_again(bert, cache, size):
-    found = np.array(common.teacher_embeddings(ckd.embed, bert, demo_sentences(20)))
-    (file,) = cache()
-    file.write_bytes(file.read_bytes()[:size])
-    assert np.array_equal(common.teacher_embeddings(ckd.embed, bert, demo_sentences(20)), found)
-    assert file.stat().st_size > 1000
 
 
 def changed_embed(encoder, input_ids, attention_mask):
@@ -216,37 +235,44 @@ def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache,
     embeddings = partial(common.teacher_embeddings, texts=texts)
     first = embeddings(ckd.embed, teacher)
     assert np.array_equal(embeddings(changed_embed, teacher), 2 * first)
-    for further in (dict(max_length=4), dict(precision="bf16"), dict(key="other")):
+    for further in (dict(max_length=4), dict(precision="bf16")):
         embeddings(ckd.embed, teacher, **further)
-    assert len(cache()) == 5
-    for number, change in enumerate(CHANGES.values(), 6):
+    assert len(cache()) == 4
+    for number, change in enumerate(CHANGES.values(), 5):
         other = copy.deepcopy(teacher)
         change(other)
-        other.stated = dict(prompts=dict(a=other.prompt), default_prompt_name="a")
+        other.settings, other.prompts = dict(default_prompt_name="a"), dict(a=other.prompt)
         common.save_encoder(other, tmp_path / str(number))
         other = common.load_encoder(tmp_path / str(number))
+        other.name = teacher.name
         found = embeddings(ckd.embed, other)
         assert np.array_equal(found, common.encode(ckd.embed, other, texts))
         assert len(cache()) == number
     assert np.array_equal(embeddings(ckd.embed, teacher), first)
 
 
-def test_the_cache_knows_the_attention(models_folder, cache):
-    """In bf16, it changes the logits of pairs."""
+def test_the_cache_knows_what_pair_logits_reads_of_the_tokenizer(models_folder, cache, tmp_path):
+    """Two teachers that differ in tokenizer_config.json alone: with and without token types."""
     pairs = list(zip(demo_sentences(20), demo_sentences(40)[20:]))
-    for number, attention in enumerate(("sdpa", "eager"), 1):
-        teacher = dse.load_cross_encoder(models_folder / "bert", "stsb")
-        teacher.model.set_attn_implementation(attention)
-        torch.manual_seed(0)
-        torch.nn.init.normal_(teacher.model.classifier.weight)  # it has none of its own
-        found = common.teacher_embeddings(dse.pair_logits, teacher, pairs, precision="bf16")
-        expected = common.encode(dse.pair_logits, teacher, pairs, "bf16")
-        assert np.array_equal(found, expected)
-        assert len(cache()) == number
+    torch.manual_seed(0)
+    teacher = dse.load_cross_encoder(models_folder / "bert", "stsb")
+    common.save_encoder(teacher, tmp_path / "types")
+    shutil.copytree(tmp_path / "types", tmp_path / "no-types")
+    for name, inputs in (("types", ["token_type_ids"]), ("no-types", [])):
+        names = ["input_ids", *inputs, "attention_mask"]
+        alter(tmp_path / name / "tokenizer_config.json", dict(model_input_names=names))
+    found = []
+    for name in ("types", "no-types"):
+        teacher = dse.load_cross_encoder(tmp_path / name, "stsb")
+        teacher.name = "the same"
+        found.append(common.teacher_embeddings(dse.pair_logits, teacher, pairs))
+        assert np.array_equal(found[-1], common.encode(dse.pair_logits, teacher, pairs))
+        assert len(cache()) == len(found)
+    assert not np.allclose(*found)
 
 
-def test_lines_end_as_everywhere_in_python(tmp_path):
-    (tmp_path / "texts.txt").write_bytes("one\rtwo\r\nthré\n".encode("utf-8-sig"))
+def test_lines_may_end_as_on_windows(tmp_path):
+    (tmp_path / "texts.txt").write_bytes("one\r\ntwo\r\nthré\n".encode("utf-8-sig"))
     assert common.read_sentences(tmp_path / "texts.txt") == ["one", "two", "thré"]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -157,7 +158,7 @@ def test_nobody_is_asked_whether_to_run_the_code_of_a_teachers_folder(
     own = {"AutoModelForSequenceClassification": "own.M"}
     alter(folder / "config.json", {"model_type": "bert-generation", "auto_map": own})
     monkeypatch.setattr("builtins.input", lambda *text: mark.touch() or "y")
-    with pytest.raises(common.UserError, match="it must be a plain encoder, or predict 0, 1"):
+    with pytest.raises(common.UserError, match="own/config.json: auto_map is not supported"):
         dse.load_cross_encoder(folder, "mrpc")
     assert not mark.exists()
 
@@ -170,19 +171,6 @@ def test_a_cross_encoder_that_states_a_sigmoid_gives_scores_from_0_to_5(models_f
     teacher = dse.load_cross_encoder(tmp_path, "stsb").eval()
     found = common.encode(dse.pair_logits, teacher, pairs)
     assert difference(found[:, 0], 5 * theirs.predict(pairs)) < 1e-5
-
-
-def test_the_order_of_unnamed_classes_is_printed(models_folder, tmp_path, capsys):
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        models_folder / "bert", num_labels=3
-    )
-    shutil.copytree(models_folder / "bert", tmp_path, dirs_exist_ok=True)
-    model.save_pretrained(tmp_path)
-    dse.load_cross_encoder(tmp_path, "mnli")
-    assert (
-        "have no names; they are taken as entailment, neutral, contradiction"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
@@ -199,7 +187,7 @@ def test_a_teachers_classes_are_put_in_the_tasks_order(models_folder, tmp_path):
     pair = tuple(demo_sentences(2))
     expected = classify(tmp_path / "teacher", [pair])[:, [2, 1, 0]]
     assert difference(dse.logits_of(teacher, [pair]), expected) < 1e-5
-    with pytest.raises(common.UserError, match="teacher: .*other classes.*predict 0, 1"):
+    with pytest.raises(common.UserError, match="teacher: .*differ in .*classifier.*predict 0, 1"):
         dse.load_cross_encoder(tmp_path / "teacher", "mrpc")
 
 
@@ -224,9 +212,9 @@ FILES = [  # task, split, lines, and labels of the pair A, B, or the error
     ("mrpc", "test", [f"{JSON}-1}}"], []),
     ("stsb", "test", [f"{JSON}-1.0}}"], []),
     ("mrpc", "test", None, []),  # there is no such file
-    ("mrpc", "train", [f"{JSON}1}}", f"{JSON}2}}"], "train.jsonl:2: 2 is no class"),
+    ("mrpc", "train", [f"{JSON}1}}", f"{JSON}2}}"], "train.jsonl:2: 2 is no label"),
     ("qnli", "validation", [f"{JSON}-1}}"], []),
-    ("stsb", "validation", [f"{JSON}1}}", f"{JSON}NaN}}"], "validation.jsonl:2: nan is not"),
+    ("stsb", "validation", [f"{JSON}1}}", f"{JSON}NaN}}"], "validation.jsonl:2: nan is no label"),
     ("mrpc", "validation", [f"{JSON}1}}", "[1]"], "validation.jsonl:2: "),
     ("mrpc", "validation", ["{}"], "validation.jsonl:1: "),
 ]
@@ -341,10 +329,21 @@ def test_the_learning_rate_rises_for_a_tenth_of_the_steps():
     assert rates == pytest.approx([0, 0.5, 1, 0.5, 1 / 90, 0])
 
 
-def test_defaults_are_those_of_section_4_1_1(parse):
-    for task, rate in (("mrpc", 2e-5), ("stsb", 1e-5)):
-        args = parse(dse, "--task", task)
-        assert (args.lr, args.epochs, args.batch_size, args.alpha) == (rate, 8, 32, 0.5)
+def test_defaults_are_those_of_section_4_1_1(call_main, monkeypatch):
+    """Of a task, and of --train alone."""
+    seen = []
+    monkeypatch.setattr(dse, "read_sets", lambda args: seen.append(args) or sys.exit())
+    pairs = ["--train", "my.tsv", "--dev", "my.tsv"]
+    for words, task, rate in (
+        ([], "mrpc", 2e-5),
+        (["--task", "stsb"], "stsb", 1e-5),
+        (pairs, "stsb", 1e-5),
+    ):
+        with pytest.raises(SystemExit):
+            call_main(dse, *words)
+        args = seen.pop()
+        assert (args.task, args.lr) == (task, rate)
+        assert (args.epochs, args.batch_size, args.alpha) == (8, 32, 0.5)
         assert (args.teacher, args.student) == ("bert-large-uncased", None)
         assert (args.teacher_lr, args.teacher_epochs, args.max_length) == (2e-5, 3, 128)
 

@@ -6,7 +6,6 @@ import io
 import math
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -57,31 +56,37 @@ FILES = {
     "archive.npz": npz(np.ones((2, 4), np.float32)),
     "nan.npy": npy(np.full((6400, 4), np.nan)),
     "zero.npy": npy(np.float32([[5, row] for row in range(3200)] + 3200 * [[0, 0]])),
-    "same.npy": npy(np.ones((6400, 4), np.float32)),
     "large.npy": npy(np.full((6400, 4), 1e300)),
-    "page.txt": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>\n",
     "quote.csv": b'sent0,sent1,hard_neg\na,b,c\n"a,b,c\nd,e,f\n',
     "space.txt": "a boy\n\u200b\n".encode(),
 }
 WORDS, LAYER_1 = "embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight"
 WEIGHTS, POOLING = "model.safetensors", "1_Pooling/config.json"
 PROMPTS = "config_sentence_transformers.json"
+
+
+def older(config, *names):
+    """A pooling as older versions of sentence-transformers wrote it, by flags."""
+    del config["pooling_mode"]
+    flags = dict(cls="pooling_mode_cls_token", mean="pooling_mode_mean_tokens")
+    config.update({flags[name]: True for name in names})
+
+
 MODELS = {  # what is changed in the folder "pooler", what the error must say
     "missing-tensor": (WEIGHTS, lambda tensors: tensors.pop(LAYER_1), LAYER_1),
     "not-a-number": (WEIGHTS, lambda tensors: tensors[WORDS].fill_(math.nan), "embedding of '"),
     "own-module": ("modules.json", lambda entries: entries[2].update(type="my.Gate"), "Gate"),
     "activation": ("2_Dense/config.json", dict(activation_function="torch.nn.Sinc"), "Sinc"),
-    "two-poolings": (POOLING, dict(pooling_mode_mean_tokens=True), "cls+mean"),
+    "two-poolings": (POOLING, lambda content: older(content, "cls", "mean"), "cls+mean"),
     "another-pooling": (POOLING, dict(pooling_mode="weightedmean"), "weightedmean"),
     "unknown-prompt": (PROMPTS, dict(prompts={}, default_prompt_name="query"), "query"),
     "no-JSON": ("config.json", None, "config.json"),
     "no-weights": (WEIGHTS, None, "model.safetensors"),
 }
-ADVICE = ("trust_remote_code", "weights_only", "allow_pickle", "trust the")  # of libraries
+ADVICE = ("trust_remote_code", "allow_pickle")  # of libraries
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 POINTERS = {"pointer-weights": WEIGHTS, "pointer-words": "tokenizer.json"}
 OTHER_MODELS = {  # what is changed in the folder "bert"
-    "decoder": ("config.json", dict(architectures=["Qwen3ForCausalLM"])),
     "unknown-kind": ("config.json", dict(model_type="new", auto_map=dict(AutoConfig="new.Config"))),
     "no-marks": ("tokenizer.json", lambda content: content.update(post_processor=None)),
 }
@@ -101,7 +106,7 @@ TABLE = [
     ("ckd", f"{CKD} --dropout 1", "--dropout"),
     ("ckd", f"{TRAIN} {DEV} --teacher {{bert}}", "--student"),
     ("ckd", f"{CKD} --student-layers 0,9", "0,9"),
-    ("ckd", f"{CKD} --output {{bert}}", "bert: has other files"),
+    ("ckd", f"{CKD} --output {{bert}}", "bert: has other files, or a run with --teacher None"),
     ("ckd", f"{CKD} --teacher {{distilbert}} --teacher-pooling pooler", "pooler"),
     ("dse", f"--teacher {{bert}} {DEV}", "--train and --dev"),
     ("distilface", f"{FACE} --dropout 0", "dropout"),
@@ -110,67 +115,59 @@ TABLE = [
     ("ckd", f"{CKD} --teacher no/such", "huggingface.co/no/such"),
     ("ckd", f"{CKD} --train {{missing.txt}}", "missing.txt: No such file or directory"),
     ("ckd", f"{CKD} --train missing.txt", "missing.txt: No such file or directory"),
-    ("ckd", f"{CKD} --teacher {DEMO}/no", "no: no such file or folder"),
-    ("ckd", f"{CKD} --train {{json.txt}}", "json.txt: 3 of 3 lines are JSON or have columns"),
+    ("ckd", f"{CKD} --teacher {DEMO}/no", "demo/no: "),
+    ("ckd", f"{CKD} --train {{json.txt}}", "json.txt: 3 of 3 lines are no sentences"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{empty.txt}}", "empty.txt: "),
     (
         "ckd",
         f"{CKD} --student {{bert}} --teacher-embeddings {{short.npy}}",
-        "float32 [2, 4], and --train has",
+        "float32 (2, 4) for 6400 texts",
     ),
     *(
-        ("congen", f"{CKD} --student {{bert}} --teacher-embeddings {{{name}.npy}}", f"row {row} is")
-        for name, row in (("nan", 0), ("zero", 3200), ("large", 0))
-    ),
-    (
-        "ckd",
-        f"{TRAIN} {DEV} --teacher {{decoder}} --student {{bert}}",
-        "a decoder that states no pooling",
+        (
+            "congen",
+            f"{CKD} --student {{bert}} --teacher-embeddings {{{name}.npy}}",
+            f"{name}.npy: an",
+        )
+        for name in ("nan", "zero", "large")
     ),
     ("ckd", f"{CKD} --train {{space.txt}} --teacher {{no-marks}}", "no token in '\\u200b'"),
-    ("ckd", f"{TRAIN} {DEV} --student-layers 1 --teacher-embeddings x.npy", "needs --student"),
     ("eval_sts", f"{{bert}} --senteval {DEMO}", "STSBenchmark"),
     ("extras.ibkd_dr", f"{CUT} --beir {{bert}}", "corpus.jsonl"),
     ("extras.eval_retrieval", "{bert} --beir nowhere/at/all", "nowhere"),
     ("extras.eval_retrieval", f"{{bert}} {BEIR} --split none", "none.tsv"),
     # files that Git LFS has not fetched
-    ("ckd", f"{CKD} --train {{pointer.txt}}", "pointer.txt is a Git LFS pointer"),
-    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt is a Git LFS pointer"),
-    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{pointer.txt}}", "git lfs pull"),
+    ("ckd", f"{CKD} --train {{pointer.txt}}", "no sentences, such as 'version https://git-lfs"),
+    ("ckd", f"{CKD} --dev {{pointer.txt}}", "pointer.txt:1: "),
+    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{pointer.txt}}", "pointer.txt: "),
     (
         "eval_sts",
         f"{{pointer-weights}} --pairs {DEMO}/dev.tsv",
-        "model.safetensors is a Git LFS pointer",
+        "pointer-weights: ",
     ),
     (
         "eval_sts",
         f"{{pointer-words}} --pairs {DEMO}/dev.tsv",
-        "tokenizer.json is a Git LFS pointer",
+        "pointer-words: ",
     ),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{archive.npz}}", "magic string"),
-    ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{same.npy}}", "rows are all equal"),
     ("ckd", f"{CKD} --student {{bert}} --teacher-embeddings {{objects.npy}}", "Python objects"),
     (
         "eval_sts",
         f"{{pickled}} --pairs {DEMO}/dev.tsv",
-        "pickled: it is damaged, or has code of its own",
+        "pickled: ",
     ),
     (
         "eval_sts",
         f"{{unknown-kind}} --pairs {DEMO}/dev.tsv",
-        "unknown-kind: it is damaged, or has code of its own",
-    ),
-    (
-        "ckd",
-        f"{CKD} --train {{page.txt}}",
-        "page.txt is a Git LFS pointer (git lfs pull) or a web page",
+        "unknown-kind/config.json: auto_map is not supported",
     ),
     # lines of a file
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
     ("ckd", f"{CKD} --train {{latin.txt}}", "latin.txt:2: "),
     ("ckd", f"{CKD} --train {{cut.gz}}", "cut.gz"),
-    ("ckd", f"{CKD} --train {{header.csv}}", "header.csv:1: "),
-    ("ckd", f"{CKD} --triplets {{quote.csv}}", "quote.csv:3: "),  # where the quote begins
+    ("ckd", f"{CKD} --train {{header.csv}}", "header.csv:2: "),
+    ("ckd", f"{CKD} --triplets {{quote.csv}}", "quote.csv: unexpected end of data"),
     *(("ckd", f"{CKD} --triplets {{{name}.csv}}", f"{name}.csv:2: ") for name in ("two", "gap")),
     *(
         ("ckd", f"{CKD} --dev {{{name}.tsv}}", f"{name}.tsv:2: ")
@@ -221,12 +218,6 @@ def test_one_line_and_status_2(script, words, fragment, fails, places, tmp_path)
     assert fragment in line, line
     assert not any(words in line for words in ADVICE)
     assert not (out / "README.md").exists()
-
-
-def test_a_name_that_is_not_utf_8_is_refused_at_the_start(fails, monkeypatch):
-    """The model card could not state it, after the whole training."""
-    monkeypatch.setattr(sys, "argv", ["ckd.py", "--output", "out\udcff"])
-    assert "the command line: " in fails(ckd)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_best_student(

@@ -27,6 +27,7 @@ def losses_of(call_main, models_folder, files, tmp_path, monkeypatch):
         script.write_text(lesson.changed_script(title), "utf-8")
         spec = importlib.util.spec_from_file_location("exercise", script)
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "exercise", module)  # whose options are read as text
         spec.loader.exec_module(module)
         options = ["--teacher", models_folder / "mean", "--student-layers", "0,2"]
         options += ["--train", tmp_path / "train.txt", "--dev", files / "dev.tsv"]

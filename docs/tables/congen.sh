@@ -89,8 +89,8 @@ python congen.py --pairs nli-translations.tsv --lr 3e-4 \
 
 # Table 3: the last two students of Table 7; also baselines l2 and dual-l2, and five other files
 python eval_sts.py runs/Multilingual-DistilBERT runs/Multilingual-MiniLM-L12 \
-    --pairs STS2017-extended/STS.ar-ar.txt --pairs STS2017-extended/STS.en-ar.txt \
-    --pairs STS2017-extended/STS.en-de.txt
+    --pairs STS2017-extended/STS.ar-ar.txt STS2017-extended/STS.en-ar.txt \
+    STS2017-extended/STS.en-de.txt
 
 # Table 8
 python -m extras.sweep congen.py \

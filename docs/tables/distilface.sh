@@ -8,8 +8,7 @@ python distilface.py --batch-size 64 --lr 5e-5 --pooling avg_first_last --steps 
 # Tables 2 and 3; the first two rows are without training
 python -c 'from distilface import *
 for name in ("bert-base-uncased", "distilbert-base-uncased"):
-    model = load_student(name, "avg_first_last")
-    save_encoder(model, f"runs/{name}", *pooling_modules(model))'
+    save_student(load_student(name, "avg_first_last"), f"runs/{name}")'
 python distilface.py
 python eval_sts.py runs/bert-base-uncased runs/distilbert-base-uncased runs/distilface \
     princeton-nlp/unsup-simcse-bert-base-uncased --sets STS12,STS13,STS14,STS15,STS-B
