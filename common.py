@@ -36,7 +36,7 @@ def one_line_errors(place, advice):
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
         if isinstance(error, UserError) or LACK_OF_MEMORY.search(repr(error)):
             raise
-        words = (getattr(error, "strerror", None) or str(error)).split()
+        words = (getattr(error, "strerror", None) or f"{error}").split()
         reason = " ".join(words)[:300] or type(error).__name__
         raise UserError(f"{place}: {reason}; {advice}") from error
 
@@ -202,7 +202,7 @@ def read_lines(path, parse, form):
     It is opened once and read forwards: it may be a pipe. parse: raises ValueError for a malformed
     line, and returns None or "" to leave a line out. Raises UserError "path:line: reason; form".
     """
-    open_file = gzip.open if str(path).endswith(".gz") else open
+    open_file = gzip.open if f"{path}".endswith(".gz") else open
     is_empty = True
     with one_line_errors(path, form), open_file(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -217,7 +217,7 @@ def read_lines(path, parse, form):
 
 def read_sentences(path):
     """A sentence per line, or the distinct texts of triplets (.csv) -> list of str."""
-    if str(path).lower().endswith((".csv", ".csv.gz")):
+    if f"{path}".lower().endswith((".csv", ".csv.gz")):
         return list(dict.fromkeys(itertools.chain(*read_triplets(path))))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = list(read_lines(path, str.strip, form))
@@ -341,6 +341,8 @@ def token_lengths(args, encoder, *columns):
 # ---- Model folders -------------------------------------------------------------------------------
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+SENTEVAL = "senteval.tar"
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)  # SimCSE's data sets
 Pooling = Literal["mean", "cls", "lasttoken", "pooler"]
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
@@ -445,7 +447,7 @@ def load_encoder(
     """
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         encoder = Encoder(name, dropout=dropout)
-        encoder.pooling = pooling or HUB_POOLINGS.get(str(name).split("-simcse-")[0], otherwise)
+        encoder.pooling = pooling or HUB_POOLINGS.get(f"{name}".split("-simcse-")[0], otherwise)
         if not pooling and len(encoder.entries) > 1:
             read_modules(encoder)
         pooler = None if encoder.missing else getattr(encoder.model, "pooler", None)
@@ -530,12 +532,13 @@ def read_modules(encoder):
 def keep_layers(model, layers):
     """Keep only `layers`, such as "1,3,5", in that order. In place. Raises UserError."""
     depth = model.config.num_hidden_layers
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    stack = next((part for part in lists if len(part) == depth), ())  # none in ALBERT
+    modules = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stacks = [part for part in modules if len(part) == depth]  # none in ALBERT, four in XLM
     kept = [int(number) for number in layers.split(",") if number in map(str, range(depth))]
-    if not stack or len({*kept}) < len(layers.split(",")):  # one is unknown, or named twice
-        found = f"it has {len(stack)} layers to choose from; count from 0, each once, as in 1,3"
+    if len(stacks) != 1 or len({*kept}) < len(layers.split(",")):  # unknown, or named twice
+        found = f"it has {len(stacks)} lists of layers 0 to {depth - 1}; name some once, as in 1,3"
         raise UserError(f"--student-layers {layers}: {found}")
+    stack = stacks[0]
     cut = [stack[number] for number in kept]
     del stack[:]
     stack.extend(cut)
@@ -589,10 +592,6 @@ def save_encoder(encoder, folder, poolings=(), **further):
         write_json(Path(folder) / "modules.json", entries)
 
 
-SENTEVAL = "senteval.tar"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)  # SimCSE's
-
-
 def resolve_data(name):
     """A path, or one of HUB_FILES on the Hub -> Path, of a tar file unpacked. Raises UserError."""
     path = Path(name)
@@ -630,7 +629,7 @@ CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
 def table(scores):
     """{row name: {column: number}} -> a Markdown table; a cell without a number stays blank."""
     columns = list(dict.fromkeys(column for row in scores.values() for column in row))
-    lines = [["model", *columns], ["---"] + ["---:"] * len(columns)]
+    lines = [["model", *columns], ["---", *["---:"] * len(columns)]]
     for name, row in scores.items():
         lines.append([name] + [f"{row[key]:.2f}" if key in row else "" for key in columns])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -661,6 +660,7 @@ class Run:
     def __init__(self, settings, args, stage, is_last=True):  # settings: from run_settings()
         self.settings, self.args, self.stage = settings, args, stage
         self.folder = Path(args.output) if is_last else Path(args.output, stage)
+        self.saved = self.folder / "checkpoint.pt"
         self.scores = read_json(self.folder / "scores.json", {})  # {row: {column: score}}
         self.is_finished = (self.folder / "README.md").exists()
 
@@ -669,12 +669,13 @@ class Run:
 
         state: all that training changes in place; each has a state_dict(). queue: a tensor.
         """
+        for file in self.folder.rglob(".*.tmp"):  # that a kill has left half-written
+            file.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(Path(self.args.output, "args.json"), self.settings)
         step, self.best, self.best_step, log_size = 0, -math.inf, 0, 0
-        file = self.folder / "checkpoint.pt"
-        if file.exists():
-            progress, *contents = torch.load(file, self.args.device, weights_only=True)
+        if self.saved.exists():
+            progress, *contents = torch.load(self.saved, self.args.device, weights_only=True)
             step, self.best, self.best_step, log_size, queue = progress
             for part, content in zip(state, contents):
                 part.load_state_dict(content)
@@ -689,7 +690,7 @@ class Run:
         if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS and step % LOG_STEPS == 0:
             log_size = (self.folder / "metrics.jsonl").stat().st_size
             progress = (step, self.best, self.best_step, log_size, queue)
-            with replacing(self.folder / "checkpoint.pt") as new:
+            with one_line_errors(self.saved, "free disk space"), replacing(self.saved) as new:
                 torch.save([progress, *[part.state_dict() for part in state]], new)
             self.saved_at = time.perf_counter()
 
@@ -698,12 +699,11 @@ class Run:
         self.bar.update(step - self.bar.n)
         if step % LOG_STEPS and "dev" not in values:
             return  # nothing is fetched from the device
-        line = dict(stage=self.stage, step=step, seconds=round(self.bar.format_dict["elapsed"], 2))
+        line = dict(stage=self.stage, step=step, seconds=self.bar.format_dict["elapsed"])
         for name, value in values.items():
-            line[name] = value.item() if torch.is_tensor(value) else value
+            line[name] = float(value)
             if not math.isfinite(line[name]):
-                found = f"{name} is {line[name]} at step {step}; try a smaller --lr"
-                raise UserError(f"{self.folder}: {found}; the best student so far is kept")
+                raise UserError(f"{self.folder}: {name} is {line[name]} at step {step}; lower --lr")
         # The bar shows the dev score or the loss, with three significant digits.
         self.bar.set_postfix({name: line[name] for name in ("dev", "loss") if name in line})
         with open(self.folder / "metrics.jsonl", "a") as file:
@@ -717,9 +717,9 @@ class Run:
         return self.best_step == step
 
     def finish(self, name, row):
-        """End the stage, if its best student, as read from its folder, has the dev score it had."""
+        """End the stage. row: of its best student as read from its folder, with its dev score."""
         self.bar.close()
-        if abs(row["dev"] - self.best) > 0.01:
+        if row["dev"] < self.best - 0.01:  # a better one may be there after a kill
             found = f"has a dev score of {row['dev']:.2f}, and {self.best:.2f} when it was saved"
             raise UserError(f"{self.folder}: {found}; it is not what was trained")
         if self.best_step == 0:
@@ -733,14 +733,13 @@ class Run:
         command = f"Command: `{shlex.join(['python', *sys.orig_argv[1:]])}`"
         with replacing(self.folder / "README.md") as new:
             new.write_text(f"{table(self.scores)}\n\n{command}\n", "utf-8")
-        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        self.saved.unlink(missing_ok=True)
         note(f"saved {self.folder}")
 
 
 # ---- The command line ----------------------------------------------------------------------------
 
-Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "bf16"]
+Device, Precision = Literal["cpu", "cuda"], Literal["fp32", "bf16"]
 
 
 def read_options(options, docstring, words=None):
@@ -765,7 +764,8 @@ def read_options(options, docstring, words=None):
         name, text = match.groups()
         kind, default = options.__annotations__[name], getattr(options, name, None)
         how = dict(choices=get_args(kind)) if get_args(kind) else dict(type=kind)
-        how = {bool: dict(action="store_true"), list: dict(nargs="+")}.get(kind, how)
+        how = dict(action="store_true") if kind is bool else how
+        how = dict(nargs="+", action="extend") if kind is list else how
         text += " (default: %(default)s)" if default else ""
         flag = f"--{name.replace('_', '-')}" if hasattr(options, name) else name
         parser.add_argument(flag, default=default, help=text, **how)
@@ -831,7 +831,7 @@ def read_json(path, default):
 
 def write_json(path, content):
     with replacing(Path(path)) as new:
-        new.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        new.write_text(json.dumps(content, indent=2))
 
 
 @contextlib.contextmanager
@@ -846,5 +846,5 @@ def replacing(path):
         advice = "free disk space, or choose another --output, or XDG_CACHE_HOME for the cache"
         raise UserError(f"{path}: {error.strerror or error}; {advice}") from error
     finally:
-        shutil.rmtree(new, ignore_errors=True)  # a folder
-        new.unlink(missing_ok=True)
+        if new.is_file():
+            new.unlink()

@@ -372,11 +372,11 @@ def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32
 
 def save_student(student, folder):
     """Write the encoder's folder, with head.safetensors in it."""
-    with replacing(folder / "head.safetensors") as new:
-        new.write_bytes(save(student.head.state_dict()))
     # sentence-transformers refuses a folder with this module; eval_sts.py calls load_student().
     further = dict(type="sentence_distillation.LayerPooling", script="dse")
     save_encoder(student, folder, [("LayerPooling", {}, {})], **further)
+    with replacing(folder / "head.safetensors") as new:
+        new.write_bytes(save(student.head.state_dict()))
 
 
 def load_student(folder, device="cpu"):
@@ -503,9 +503,8 @@ def main():
             run.scores["teacher"] = scores(teacher, sets, args.task)
             targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
             if args.task == "stsb":
-                note(
-                    f"mean of the teacher's scores {targets.mean():.1f}, labels {labels.mean():.1f}"
-                )
+                note(f"mean score: {targets.mean():.1f} by the teacher, {labels.mean():.1f} given")
+            del teacher
         if args.teacher_only:
             run.write_card()
         else:

@@ -50,25 +50,23 @@ from extras.ibkd_dr import Retrieval
 
 CHUNK = 100_000  # embeddings in memory
 DISTILCSE, CONGEN, IBKD = ("pkd", "metakd"), ("l2", "dual-l2", "skd"), ("mse", "crd", "hpd")
-DEFAULTS = {  # of the paper that compares with these methods
+PAPERS = {  # that compare with these methods: their defaults
     DISTILCSE: dict(epochs=20, batch_size=512, max_length=64, eval_steps=125, patience=3),
     CONGEN: dict(epochs=20, batch_size=128, max_length=128, eval_steps=512, patience=7, lr=5e-5),
     IBKD: dict(epochs=10, batch_size=256, max_length=128, eval_steps=500, patience=0, lr=1e-4),
 }
-DEFAULTS[DISTILCSE]["train"] = "ffgcc/NEWS5M"
-DEFAULTS[CONGEN]["teacher"] = "princeton-nlp/unsup-simcse-roberta-large"
 
 
 class Options:
-    method: Literal[DISTILCSE + CONGEN + IBKD] = None  # which baseline
-    teacher: str = None  # folder or Hub name (default: SimCSE's of RoBERTa-large, as in the paper)
+    method: Literal[DISTILCSE + CONGEN + IBKD] = None  # by paper: of DistilCSE; of ConGen; of IBKD
+    teacher: str = None  # folder or Hub name (by paper: SimCSE's, sup; unsup; sup)
     teacher_pooling: Pooling = None  # (default: its folder's, else mean)
     student: str = None  # folder or Hub name (default: the teacher, cut to --student-layers)
     student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
-    pooling: Pooling = None  # of the student (default: as in the script of the paper)
+    pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, paper's)
     dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
 
-    train: str = None  # sentences, or a .csv of triplets (default: NEWS5M, or nli_for_simcse.csv)
+    train: str = None  # sentences, or a .csv of triplets (by paper: NEWS5M; NLI; NLI)
     pairs: str = None  # instead: TSV of both views of each sentence
     labeled: str = None  # metakd, instead: TSV of a sentence and its domain
     beir: str = None  # instead: BEIR folder or data set; MRR@10 on its dev queries is the dev score
@@ -78,15 +76,15 @@ class Options:
     head: Literal["random", "identity"] = "random"  # l2, dual-l2, skd, hpd: its initial weights
     temperature: positive_float = 0.1  # crd: tau; IBKD states none for CRD, CRD's code has 0.07
     dimension: positive_int = 128  # hpd: of the student; Table 2 of IBKD
-    epochs: positive_int = None  # (default: 20; mse, crd, hpd: 10)
-    batch_size: in_range(int, 2) = None  # (default: pkd, metakd: 512; mse, crd, hpd: 256; 128)
-    lr: positive_float = None  # (default: l2, dual-l2, skd: 5e-5; mse, crd, hpd: 1e-4; ckd.py's)
-    patience: in_range(int, 0) = None  # epochs without a better dev score that end training; 0: any
+    epochs: positive_int = None  # (by paper: 20; 20; 10)
+    batch_size: in_range(int, 2) = None  # (by paper: 512; 128; 256)
+    lr: positive_float = None  # (by paper: 2e-4, up to 80M parameters 3e-4; 5e-5; 1e-4)
+    patience: in_range(int, 0) = None  # epochs without a better dev score (by paper: 3; 7; any)
 
     output: str = "runs/baselines"  # folder for everything
     max_steps: positive_int = 10**9  # at most
-    max_length: in_range(int, 3) = None  # tokens of a training text (default: 128; pkd, metakd: 64)
-    eval_steps: positive_int = None  # steps between dev scores (default: the paper's)
+    max_length: in_range(int, 3) = None  # tokens of a training text (by paper: 64; 128; 128)
+    eval_steps: positive_int = None  # steps between dev scores (by paper: 125; 512; 500)
     seed: in_range(int, 0) = 0  # of batches, new layers, dropout, which a continued run repeats
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
@@ -220,9 +218,9 @@ def embed(encoder, input_ids, attention_mask, normalize=True):
     on texts. normalize=False leaves out the L2 normalization that the encoder may end in.
     """
     output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-    layers = map(int, getattr(encoder, "layers", "").split())
-    chosen = [output.last_hidden_state, *[output.hidden_states[layer] for layer in layers]]
-    states = torch.stack(chosen)  # [1 + k, N, L, H]
+    numbers = map(int, getattr(encoder, "layers", "").split())
+    layers = [output.hidden_states[number] for number in numbers]
+    states = torch.stack([output.last_hidden_state, *layers])  # [1 + k, N, L, H]
     if encoder.pooling == "cls":
         pooled = states[:, :, 0]
     elif encoder.pooling == "lasttoken":
@@ -239,12 +237,12 @@ def embed(encoder, input_ids, attention_mask, normalize=True):
 
 # ---- Training. Each method is trained as the paper which compares with it trains its own ---------
 
+
 def make_optimizer(parameters, args):
-    if args.method in DISTILCSE:
-        return torch.optim.Adam(parameters, lr=args.lr, betas=(0.9, 0.98), fused=True)
     if args.method in CONGEN:
         return congen.make_optimizer(parameters, args.lr)
-    return torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    betas = (0.9, 0.98) if args.method in DISTILCSE else (0.9, 0.999)
+    return torch.optim.Adam(parameters, lr=args.lr, betas=betas, fused=True)
 
 
 def schedule(method, step, epoch_steps, total):
@@ -256,14 +254,18 @@ def schedule(method, step, epoch_steps, total):
     return (total - step) / total
 
 
-def distill(
-    model, first_views, second_views, targets, layer_targets, weights, dev_score, run, args
-):
-    """Train on n sentences.
+def other_views(first, second_views, rows, seed):
+    """The second views of a batch, as in congen.py. first: its first views."""
+    if second_views:
+        return [second_views[row] for row in rows]
+    return congen.delete_words(first, np.random.default_rng(seed))
 
-    model: of build_model(); first_views: n sentences; second_views: n others, or None, and words of
-    the first are deleted; targets [n, D_T], layer_targets [n, k, H_T]: the teacher's; weights [n]:
-    MetaKD's; dev_score(encoder) -> the number that chooses the student.
+
+def distill(model, first_views, second_views, targets, layer_targets, dev_score, run, args):
+    """Train on n sentences. dev_score(encoder) -> the number that chooses the best student.
+
+    model: of run_distill(); first_views: n sentences; second_views: n others, or None, and words of
+    the first are deleted; targets [n, D_T], layer_targets [n, k, H_T]: the teacher's.
     """
     student = model.student
     lengths = token_lengths(args, student, first_views)
@@ -302,13 +304,14 @@ def distill(
             output = embed_texts(embed_student, student, first, args.max_length)
         embedding, pooled = output.tensor_split([student.dimension], dim=1)  # [N, D], [N, k H]
         projected = model.projection(embedding)  # h^S M or W [N, D_T]; otherwise h^S
-        layers = model.layer_projection(pooled.unflatten(1, (-1, student.width)))  # [N, k, H_T]
+        layers = pooled.view(len(rows), layer_targets.shape[1], student.width)  # [N, k, H]
+        layers = model.layer_projection(layers)  # [N, k, H_T]
         target = torch.from_numpy(targets[rows]).to(args.device)  # h^T [N, D_T], read from disk
         their_layers = torch.from_numpy(layer_targets[rows]).to(args.device)  # [N, k, H_T]
         if args.method == "pkd":
             loss = ckd.mse_loss(projected, target) + patient_loss(layers, their_layers)
         elif args.method == "metakd":
-            weight = torch.from_numpy(weights[rows]).to(args.device)  # lambda [N]
+            weight = torch.from_numpy(model.weights[rows]).to(args.device)  # lambda [N]
             loss = metakd_loss(projected, target, layers, their_layers, weight)
         elif args.method == "l2":
             loss = l2_loss(projected, target)
@@ -318,15 +321,12 @@ def distill(
             loss = crd_loss(projected, target, args.temperature)
         elif args.method == "hpd":
             loss = ckd.mse_loss(projected, F.normalize(target, dim=1) @ model.components)
-        else:  # dual-l2 and skd have a second view of each sentence, as in congen.py
-            if second_views:
-                second = [second_views[row] for row in rows]
-            else:
-                second = congen.delete_words(first, np.random.default_rng([args.seed, step + 1]))
+        else:  # dual-l2 and skd have a second view of each sentence
+            second = other_views(first, second_views, rows, [args.seed, step + 1])
             with autocast:
                 generalize = embed_texts(embed_student, student, second, args.max_length)
-            dual_loss = skd_loss if args.method == "skd" else dual_l2_loss
-            loss = dual_loss(projected, generalize, target)
+            loss_of_views = skd_loss if args.method == "skd" else dual_l2_loss
+            loss = loss_of_views(projected, generalize, target)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -335,13 +335,11 @@ def distill(
 
 
 def build_model(student, teacher, args):
-    """-> a module of all that is trained, the student and what the method needs besides it."""
+    """-> a module of all that is trained: the student, and the method's own layers."""
     torch.manual_seed(args.seed)  # head and projections start at random
     model = nn.Module()
-    model.student = student
-    model.projection = nn.Identity()
-    model.layer_projection = nn.Identity()
-    model.layers = matched_layers(student, teacher, args.method)[0]
+    model.student, model.projection, model.layer_projection = student, nn.Identity(), nn.Identity()
+    student.layers, teacher.layers = matched_layers(student, teacher, args.method)
     if args.method in DISTILCSE:  # M, and the same for layers, where dimensions differ
         if student.dimension != teacher.dimension:
             model.projection = nn.Linear(student.dimension, teacher.dimension)
@@ -360,95 +358,32 @@ def build_model(student, teacher, args):
 
 def matched_layers(student, teacher, method):
     """-> the student's layers that the method compares, and the teacher's at the same height."""
-    depth = student.model.config.num_hidden_layers
-    teacher_depth = teacher.model.config.num_hidden_layers
+    depth, teacher_depth = [each.model.config.num_hidden_layers for each in (student, teacher)]
     layers = []
     if method == "pkd":
         layers = range(1, depth)  # all but the last one
     elif method == "metakd":
         layers = range(depth + 1)  # all, and the input embeddings, which have number 0
-    return layers, [layer * teacher_depth // depth for layer in layers]
+    theirs = [layer * teacher_depth // depth for layer in layers]
+    return [" ".join(map(str, numbers)) for numbers in (layers, theirs)]  # see embed()
 
 
 # ---- Command line --------------------------------------------------------------------------------
 
-NEWS_5M = "ffgcc/NEWS5M"
-NLI = "nli_for_simcse.csv"
 
-
-def parse_args():
-    early = ArgumentParser("", add_help=False)
-    early.add_argument("--method", nargs="?")
-    method = early.parse_known_args()[0].method  # it decides which defaults --help shows
-    teacher = "princeton-nlp/sup-simcse-roberta-large"
-    train = NLI
-    if method in CONGEN:
-        teacher = "princeton-nlp/unsup-simcse-roberta-large"
-        paper = dict(epochs=20, batch_size=128, lr=5e-5, max_length=128, eval_steps=512, patience=7)
-    elif method in IBKD:
-        paper = dict(epochs=10, batch_size=256, lr=1e-4, max_length=128, eval_steps=500, patience=0)
-    else:  # the learning rate depends on the student's size
-        train = NEWS_5M
-        paper = dict(epochs=20, batch_size=512, max_length=64, eval_steps=125, patience=3)
-    pooling = "pooler" if method in DISTILCSE else "mean"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown = "(default: %(default)s)"
-    positive_int = in_range(int, 1)
-    positive_float = in_range(float, 1e-9)
-    parser = ArgumentParser(__doc__)
-
-    add = parser.add_argument_group("models").add_argument
-    add("--teacher", default=teacher, help=f"folder or Hub name {shown}")
-    add("--student", help="folder or Hub name (default: the teacher, cut to --student-layers)")
-    add("--student-layers", help="keep only these layers, counted from 0, as in 1,3,5")
-    text = f"(default: the teacher's if cut from it, else its folder's, else {pooling})"
-    add("--pooling", choices=POOLINGS, help=f"student pooling {text}")
-    add("--teacher-pooling", choices=POOLINGS, help="(default: its folder's, else mean)")
-    text = "of the student (default: its folder's; 0 if it is cut)"
-    add("--dropout", type=in_range(float, 0, 0.99), help=text)
-
-    add = parser.add_argument_group("data").add_argument
-    add("--train", default=train, help=f"sentences or a .csv of triplets {shown}")
-    add("--pairs", help="TSV with both views of each sentence, instead of --train")
-    add("--labeled", help="metakd: TSV with a sentence and its domain, instead of --train")
-    text = "BEIR folder or data set: its passages and training queries, instead of --train"
-    add("--beir", help=f"{text}; MRR@10 on its dev queries chooses the student")
-    add("--dev", help="scored pairs (TSV) that choose the best student (default: STS-B dev)")
-
-    add = parser.add_argument_group("method").add_argument
-    methods = (*DISTILCSE, *CONGEN, *IBKD)
-    text = "with --help: show the defaults of its paper (else DistilCSE's)"
-    add("--method", choices=methods, required=True, help=text)
-    text = f"metakd without --labeled: clusters of sentences {shown}"
-    add("--domains", type=in_range(int, 2), default=5, help=text)
-    text = f"l2, dual-l2, skd, hpd: how the linear layer of the head starts {shown}"
-    add("--head", choices=("random", "identity"), default="random", help=text)
-    text = "crd: tau (default: %(default)s; IBKD states none for CRD, CRD's code has 0.07)"
-    add("--temperature", type=positive_float, default=0.1, help=text)
-    text = "hpd: dimension of the student (default: %(default)s; IBKD, Table 2)"
-    add("--dimension", type=positive_int, default=128, help=text)
-    add("--epochs", type=positive_int, help=shown)
-    add("--batch-size", type=in_range(int, 2), help=shown)
-    text = "peak rate (default: the paper's; DistilCSE: 2e-4 above 80M parameters, else 3e-4)"
-    add("--lr", type=positive_float, help=text)
-    text = f"epochs without a better dev score that end training; 0: never {shown}"
-    add("--patience", type=in_range(int, 0), help=text)
-
-    add = parser.add_argument_group("run").add_argument
-    add("--output", default="runs/baselines", help=f"folder for everything {shown}")
-    add("--max-steps", type=positive_int, default=10**9, help="at most")
-    add("--max-length", type=in_range(int, 3), help=f"of a training text {shown}")
-    add("--eval-steps", type=positive_int, help=f"steps between dev scores {shown}")
-    add("--seed", type=in_range(int, 0), default=0, help=shown)
-    add("--group-by-length", action="store_true", help="batches of texts of similar length")
-    add("--device", choices=sorted({"cpu", device}), default=device, help=f"here {shown}")
-    text = "(default: bf16 on a GPU that has it, else fp32)"
-    add("--precision", choices=("fp32", "bf16"), help=text)
-
-    parser.set_defaults(**paper)
-    parser.set_defaults(dev_queries=2000, query_prompt=None, passage_prompt=None)  # of --beir
-    parser.set_defaults(similarity="cosine", teacher_similarity="cosine")
-    return parser.parse()
+def choose_defaults(args):
+    """Set what is not given as in the paper that compares with the method."""
+    (paper,) = [paper for methods, paper in PAPERS.items() if args.method in methods]
+    for name, value in paper.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    teacher = "unsup" if args.method in CONGEN else "sup"
+    args.teacher = args.teacher or f"princeton-nlp/{teacher}-simcse-roberta-large"
+    train = "ffgcc/NEWS5M" if args.method in DISTILCSE else "nli_for_simcse.csv"
+    args.train = args.train or train
+    # What extras/ibkd_dr.py has options for:
+    args.dev_queries, args.query_prompt, args.passage_prompt = 2000, None, None
+    args.similarity = args.teacher_similarity = "cosine"
 
 
 def read_data(args):
@@ -457,9 +392,15 @@ def read_data(args):
         first_views, second_views = map(list, zip(*congen.read_text_pairs(args.pairs)))
         return first_views, second_views, None
     if args.labeled:
+
+        def parse(line):
+            sentence, domain = map(str.strip, line.split("\t"))
+            if not (sentence and domain):
+                raise ValueError("a column is empty")
+            return sentence, domain
+
         form = "each line has two tab-separated columns, a sentence and its domain"
-        rows = read_rows(args.labeled, partial(split_columns, positions=(0, 1)), form)
-        sentences, domains = map(list, zip(*rows))
+        sentences, domains = map(list, zip(*read_lines(args.labeled, parse, form)))
         return sentences, None, domains
     return read_sentences(resolve_data(args.train)), None, None
 
@@ -476,24 +417,19 @@ def check(args, student, teacher, n, domains):
         raise UserError("PKD leaves out the last layer; give a student of at least two")
 
 
-def embed_teacher(teacher, texts, layers, args):
+def embed_teacher(teacher, texts, args):
     """The teacher's embeddings [n, D_T] and pooled layers [n, k, H_T] of n texts."""
-
-    def embed_layers(encoder, input_ids, attention_mask):
-        return embed(encoder, input_ids, attention_mask, layers)
-
-    if layers:
-        gigabytes = 4 * (teacher.dimension + len(layers) * teacher.width) * len(texts) / 1e9
+    count = len(teacher.layers.split())
+    if count:
+        gigabytes = 4 * (teacher.dimension + count * teacher.width) * len(texts) / 1e9
         note(f"the teacher's embeddings and layers need {gigabytes:.2f} GB in {CACHE}")
-    key = f"{inspect.getsource(embed)} layers {layers}"  # embed_layers' source has neither
-    options = (args.max_length, args.precision, key)
-    both = teacher_embeddings(embed_layers, teacher, texts, *options)
-    pooled = both[:, teacher.dimension :].reshape(len(texts), len(layers), teacher.width)
+    both = teacher_embeddings(embed, teacher, texts, args.max_length, args.precision)
+    pooled = both[:, teacher.dimension :].reshape(len(texts), count, teacher.width)
     return both[:, : teacher.dimension], pooled  # views of the file
 
 
 def run_distill(data, task, dev_score, run, args):
-    """The run: loads, trains and scores. data: of read_data(); task: Retrieval, or None."""
+    """Load, train, score. data: of read_data(); task: Retrieval, or None."""
     first_views, second_views, domains = data
     student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
     millions = sum(value.numel() for value in student.parameters()) / 1e6
@@ -505,34 +441,30 @@ def run_distill(data, task, dev_score, run, args):
     teacher_texts = first_views
     if task:  # with the prompts of each model, as they are scored
         first_views, teacher_texts = task.texts(student), task.texts(teacher)
-    second_tokens = Tokens(student, second_views, args.max_length) if second_views else None
-    _, layers = matched_layers(student, teacher, args.method)
-    targets, layer_targets = embed_teacher(teacher, teacher_texts, layers, args)
     model = build_model(student, teacher, args)
+    targets, layer_targets = embed_teacher(teacher, teacher_texts, args)
     del teacher  # from a GPU's memory
-    weights = None
     if args.method == "hpd":
         components = principal_components(targets, args.dimension, args.seed)
         model.register_buffer("components", components.to(args.device))  # P
     elif args.method == "metakd":
         domains = domains or cluster(targets, args.domains, args.seed)
-        weights = expertise_weights(targets, domains)
-    from_teacher = (targets, layer_targets, weights)
-    outcome = distill(model, first_views, second_tokens, *from_teacher, dev_score, run, args)
+        model.weights = expertise_weights(targets, domains)  # lambda [n]
+    distill(model, first_views, second_views, targets, layer_targets, dev_score, run, args)
     best = load_encoder(run.folder, device=args.device)
-    card = f"Distilled by `extras/baselines.py`, method {args.method}."
-    run.finish(*outcome, "best student", {"dev": dev_score(best)}, card)
+    run.finish("best student", {"dev": dev_score(best)})
 
 
 def main():
-    args = parse_args()
-    if args.beir:
-        task = Retrieval(args)
-        dev_score = task.dev_score
+    args = read_options(Options, __doc__)
+    if not args.method:
+        raise UserError(f"give --method, one of {', '.join(DISTILCSE + CONGEN + IBKD)}")
+    choose_defaults(args)
+    task = Retrieval(args) if args.beir else None
+    if task:
+        dev_score, read = task.dev_score, task.read
         data = (task.passages + task.queries, None, None)
-        read = [*task.read]
     else:
-        task = None
         dev_pairs = read_dev(args.dev)
         dev_score = partial(spearman, ckd.embed, pairs=dev_pairs)  # of an encoder
         data = read_data(args)
@@ -541,7 +473,7 @@ def main():
     run = Run(settings, args, "distill")
     if not run.is_finished:
         run_distill(data, task, dev_score, run, args)
-    print(run.table())
+    print(table(run.scores))
 
 
 if __name__ == "__main__":

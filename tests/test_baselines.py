@@ -115,7 +115,7 @@ def expected_losses(models_folder, method, rates):
     else:
         optimizer = torch.optim.Adam(parameters)
     values = []
-    batches = common.Batches(common.Tokens(student, sentences).lengths, SIZE, 0, False)
+    batches = common.Batches(len(sentences), SIZE, 0)
     for step in range(4):
         numbers = batches[step]
         texts = [sentences[number] for number in numbers]
@@ -123,7 +123,7 @@ def expected_losses(models_folder, method, rates):
         target = theirs[-1]
         states = states_of(student, texts)
         head = layer(states[-1]).tanh()
-        views = congen.deleted_views(sentences, numbers, [0, step + 1])
+        views = congen.delete_words(texts, np.random.default_rng([0, step + 1]))
         second = layer(states_of(student, views)[-1]).tanh()
         projected = layer(F.normalize(states[-1]))  # as "mean" states
         if method == "pkd":  # the student's layer 1 of 2, the teacher's 2 of 4

@@ -89,7 +89,7 @@ def test_torchrun_itself_gives_the_losses_of_one_process(options_of, one, tmp_pa
     done = subprocess.run([*map(str, command)], **options)
     assert done.returncode == 0, done.stderr[-3000:]
     check_same(tmp_path / "out", one("ckd"))
-    assert done.stdout.count("best of stage 2") == 1
+    assert done.stdout.count("best of finetune") == 1
     assert not [*tmp_path.glob("temporary/*/output")]
 
 

@@ -15,15 +15,16 @@ import huggingface_hub
 import pytest
 import torch
 from conftest import DEMO, ROOT
+from processes import SCRIPTS
 
 import common
 import dse
+from extras import sweep
 
 sys.path.insert(0, str(ROOT / "results"))
 import make
 import runs
 
-SCRIPTS = ("ckd", "congen", "ibkd", "dse", "distilface")
 PAGES = {"README.md": ROOT / "README.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
 PAGES |= {f"docs/{path.name}": path for path in sorted(ROOT.glob("docs/*.md"))}
 PAGES |= {f"results/{path.name}": path for path in sorted(ROOT.glob("results/*.md"))}
@@ -45,7 +46,7 @@ SECTIONS = {
 }
 # What runs another script, with arguments of its own before the script's.
 WRAPPERS = {r"-m extras\.(distributed|one_row) ": ""}
-# results/make.py, docs/lesson.py, unseen.py and tests have no parser of options.
+# results/make.py, docs/lesson.py, unseen.py and tests have no options.
 PROGRAM = re.compile(
     r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|lesson|unseen)(\w+)\.py)"
 )
@@ -87,6 +88,12 @@ def accept(parse, command):
     name = found[1] or found[2]
     if (ROOT / name.replace(".", "/")).is_dir():  # a package, extras.authors
         name += ".__main__"
+    if name == "extras.sweep" and "--" in words:  # the options of the script follow
+        (script, grid, *own), rest = words[: words.index("--")], words[words.index("--") + 1 :]
+        rest += [f"--{option}={value}" for option, value in sweep.read_grid(grid)[0].items()]
+        program = [script] if script.endswith(".py") else ["-m", script]
+        accept(parse, shlex.join(["python", *program, *rest]))
+        words = [script, grid, *own]
     return parse(importlib.import_module(name), *words)
 
 
@@ -143,6 +150,7 @@ def reader(models_folder, tmp_path_factory):
     for name in ("runs/ckd-demo", "runs/small", "my-encoder"):
         shutil.copytree(models_folder / "mean", root / name)
     shutil.copy(DEMO / "sentences.txt", root / "my-sentences.txt")
+    shutil.copy(DEMO / "dev.tsv", root / "my-pairs.tsv")
     student = dse.add_head(common.load_encoder(models_folder / "bert", "mean"), classes=1)
     dse.save_student(student, root / "runs" / "pairs")
     shutil.copytree(DEMO / "beir", root / "BeIR" / "msmarco")
@@ -195,6 +203,15 @@ def test_links_lead_somewhere():
             titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.M) if anchor else []
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in ("", *anchors), (page, target)
+
+
+def test_a_method_is_named_in_the_ten_files_that_contributing_lists():
+    (step,) = re.findall(r"Name it in ten files: (.*?)\.\n", TEXTS["CONTRIBUTING.md"], re.S)
+    files = re.findall(r"`([\w/]+\.\w+)`", step)
+    assert len(files) == 10
+    for script in SCRIPTS:
+        for file in files:
+            assert script in (ROOT / file.replace("NAME", script)).read_text("utf-8"), file
 
 
 def sections(script):

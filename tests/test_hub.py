@@ -112,7 +112,7 @@ DOWNLOADS = [  # what is asked for, and its value or a pattern of its error
     *DATA_SETS,
     (
         'eval_retrieval.read_split("some/none", "dev")',
-        "error: some/none: .*huggingface.co/datasets/some/none",
+        "error: queries.jsonl.gz: .*huggingface.co/datasets/some/none",
     ),
     # SimCSE's models have no modules.json; they are read as their authors do
     ('pooled("princeton-nlp/sup-simcse-tiny")', "('cls', 1, False)"),

@@ -24,7 +24,8 @@ import pytest
 import torch
 import transformers
 from conftest import DEMO, demo_sentences
-from test_docs import PROGRAM, SCRIPTS, TABLES, blocks, commands
+from processes import SCRIPTS
+from test_docs import PROGRAM, TABLES, blocks, commands
 
 import common
 from extras import benchmark, sweep, views
@@ -117,7 +118,7 @@ def run_main(module, words):
             words[1] = cut_grid(words[1])
             patch.setattr(sweep.subprocess, "run", run_words)
         else:
-            options = vars(module.parse_args())
+            options = module.Options.__annotations__
             small = {name: value for name, value in SMALL.items() if name in options}
         if module is benchmark:
             small |= dict(teacher="my-encoder", sentences=64, batch_sizes=8)

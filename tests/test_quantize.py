@@ -68,12 +68,12 @@ def test_all_of_an_encoder_is_exported(models_folder, tmp_path, folder, pooling,
         embed = distilface.embed
     else:
         add_head(encoder, width)
-    tokens = common.Tokens(encoder, ["a boy runs.", *demo_sentences(8)])
+    token_ids = common.tokenize(encoder, ["a boy runs.", *demo_sentences(8)])
     with torch.no_grad():
         quantize.export(encoder, embed, tmp_path / "fp32.onnx")
         embed_batch = quantize.onnx_model(tmp_path / "fp32.onnx")
-        for rows in (np.arange(9), np.array([0])):
-            batch = tokens.batch(rows)
+        for chunk in (token_ids, token_ids[:1]):
+            batch = quantize.padded(encoder, chunk)
             assert np.abs(embed_batch(*batch) - embed(encoder, *batch).numpy()).max() < 1e-5
 
 
@@ -195,7 +195,7 @@ def test_torch_has_int8_linear_layers_and_fp32_embeddings(
     encoder = common.load_encoder(models_folder / folder).eval()
     encoder.pooling = pooling
     embed = distilface.embed if pooling == "concat_last4" else eval_sts.embed
-    files = {part: tmp_path / f"{part}.onnx" for part in quantize.ROWS}
+    files = {kind: tmp_path / f"{kind}.onnx" for kind in quantize.ROWS}
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # torch deprecates this int8
         patch.setattr(quantize, "ROWS", {})
@@ -208,7 +208,7 @@ def test_torch_has_int8_linear_layers_and_fp32_embeddings(
     (model,) = embed_int8.args
     assert model.model.get_input_embeddings().weight.dtype == torch.float32
     assert not any(type(module) is nn.Linear for module in model.modules())
-    batch = common.Tokens(encoder, demo_sentences(8)).batch(np.arange(8))
+    batch = quantize.padded(encoder, common.tokenize(encoder, demo_sentences(8)))
     with torch.no_grad():
         expected, made = embed(encoder, *batch), embed_int8(*batch)
     assert nn.functional.cosine_similarity(made, expected).min() > 0.97
@@ -225,8 +225,8 @@ def test_a_table_has_the_parameters_each_set_and_their_average(models_folder, fi
         *("same in batches", "sentences/s"),
     ]
     assert row["M parameters"] * 1e6 == sum(x.numel() for x in encoder.parameters())
-    for name, part in sets.items():
-        assert row[name] == pytest.approx(common.spearman(embed, encoder, part))
+    for name, some in sets.items():
+        assert row[name] == pytest.approx(common.spearman(embed, encoder, some))
     assert row["avg"] == pytest.approx((row["STS12"] + row["STS-B"]) / 2)
 
 

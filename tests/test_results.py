@@ -1,12 +1,10 @@
 """The pages of results/: commands and data belong together, and numbers in prose are the data's."""
 
-import ast
-import importlib
 import json
 import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 import threading
 from statistics import mean
@@ -14,6 +12,7 @@ from statistics import mean
 import pytest
 import torch
 from conftest import DEMO, ROOT
+from test_docs import accept
 
 sys.path.insert(0, str(ROOT / "results"))
 import scores
@@ -36,12 +35,9 @@ def test_each_command_has_its_line_and_each_line_its_command():
 def test_a_command_has_options_that_its_script_has(parse, tmp_path):
     for _, run, _, command in runs.all_runs():
         words = runs.expand(command, tmp_path)[1:]
-        if words[0].startswith("results/") and words[0] != "results/scores.py":
+        if words[0] == "results/unseen.py":  # it has no options
             continue
-        words[0] = words[0].removeprefix("results/")
-        name = words.pop(0).removesuffix(".py")
-        script = importlib.import_module(words.pop(0) if name == "-m" else name)
-        args = parse(script, *words)
+        args = accept(parse, shlex.join(["python", *words]))
         if "--seed" in words:
             assert args.output == f"runs/{run}"  # where runs.py looks for scores and speed
 
@@ -595,42 +591,11 @@ def test_all_lines_are_of_one_commit_and_one_machine():
     texts = {page: " ".join(text.split()) for page, text in PAGES.items()}
     (commit,) = {line["commit"] for line in lines}
     assert on_two_cores() < 8  # hours: a night
-    assert f"of one commit**, {commit}, and" in texts["README.md"]
+    assert f"The data are of commit {commit}.**" in texts["README.md"]
     for page in dict.fromkeys(page for page, *_ in runs.all_runs()):
         spent = [make.LINES[run]["seconds"] for name, run, *_ in runs.all_runs() if name == page]
         said = f"took {sum(spent) / 60:.0f} minutes"
         assert said in texts[f"{page}.md"], said
-
-
-def program(source):
-    """What a file does, apart from comments, f-strings, and texts of several words."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        for name, value in ast.iter_fields(node):
-            values = value if isinstance(value, list) else [value]
-            texts = [
-                isinstance(part, ast.JoinedStr)
-                or (isinstance(part, ast.Constant) and " " in str(part.value))
-                for part in values
-            ]
-            kept = [ast.Constant("") if text else part for part, text in zip(values, texts)]
-            setattr(node, name, kept if isinstance(value, list) else kept[0])
-    return ast.dump(tree)
-
-
-def test_the_code_of_the_lines_is_this_code_apart_from_comments_and_messages():
-    (commit,) = {line["commit"] for line in make.LINES.values()}
-    git = ["git", "-C", str(ROOT)]
-    tree = [*git, "ls-tree", "-r", "--name-only", commit]
-    found = subprocess.run(tree, capture_output=True, text=True)
-    if found.returncode:
-        pytest.skip(f"this clone has no commit {commit}")
-    code = re.compile(r"\w+\.py|extras/.*\.py|results/(scores|unseen)\.py")
-    names = list(filter(code.fullmatch, found.stdout.split()))
-    assert "ckd.py" in names and "results/scores.py" in names and "extras/sweep.py" in names
-    for name in names:
-        then = subprocess.check_output([*git, "show", f"{commit}:{name}"], text=True)
-        assert program(then) == program((ROOT / name).read_text("utf-8")), name
 
 
 def test_the_overlaps_that_the_index_states(shared_data):
@@ -683,6 +648,21 @@ def test_scores_are_those_of_the_scripts(models_folder, senteval, tmp_path, call
     call_main(eval_retrieval, model, "--beir", DEMO / "beir", "--json", file)
     search = json.loads(file.read_text())[str(model)]["MRR@10"]
     assert row["QNLI"] == pytest.approx(search) == pytest.approx(row["QNLI, teacher's index"])
+
+
+def test_the_speed_of_training_is_that_between_two_losses(tmp_path):
+    """By hand: 25 steps of 64 in 10, 8 and 5 s; not with a dev score, or after another start."""
+    times = [(25, "loss", 30.0), (50, "loss", 40.0), (75, "loss", 48.0), (75, "dev", 60.0)]
+    times += [(100, "loss", 70.0), (125, "loss", 3.0), (150, "loss", 8.0)]
+    lines = [dict(stage="distill", step=n, seconds=s) | {key: 1.0} for n, key, s in times]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "args.json").write_text('{"--batch-size": 64, "--finetune-batch-size": 32}')
+    assert runs.training_speed(tmp_path) == 200
+    lines = [line | dict(stage="finetune") for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert runs.training_speed(tmp_path) == 100
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]))
+    assert runs.training_speed(tmp_path) is None
 
 
 def test_runs_wait_for_those_that_they_need_and_speed_is_measured_alone(tmp_path, monkeypatch):

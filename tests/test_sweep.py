@@ -51,7 +51,7 @@ def test_p_is_that_of_a_paired_test_over_common_seeds():
     results += [(dict(lr="2", seed=seed), scores) for seed, scores in other.items()]
     header, _, first, second = sweep.table(sweep.rank(results)).splitlines()
     assert header.endswith("| p, uncorrected |")
-    assert first.startswith("| lr=1 ") and first.endswith("|                |")
+    assert first.startswith("| lr=1 ") and first.endswith(" |  |")
     assert second.endswith(f" {expected:.3f} |")
 
 

@@ -97,7 +97,7 @@ python -m extras.sweep congen.py \
     "teacher-temperature=0.1,0.05,0.01 student-temperature=0.1,0.09,0.07,0.05" \
     --output runs/temperatures -- --pairs $VIEWS --student $TINY $ROW
 
-# Table 12: SimCSE, control alone, both terms; one --query for each caption
+# Table 12: SimCSE, control alone, both terms; --query takes several captions
 python -m extras.analyze neighbours runs/unsup-SimCSE runs/alpha/alpha=1,seed=0 runs/ConGen \
     --sentences flickr30k-captions.txt \
     --query "A brown dog and a gray dog are playing in the snow ."

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The authors' own training programs and our scripts, step by step, on the same start and data.
 
 Runs the authors' program in --python, an environment with the libraries of its time, and our
@@ -16,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from common import ArgumentParser, UserError, note, run_main, write_json
+from common import UserError, note, read_options, run_main, write_json
 from extras.authors import harness
 
 MODULES = dict(ckd="distilcse", kd="distilcse", nli="distilcse", congen="congen")
@@ -33,6 +35,14 @@ from importlib.metadata import version
 found = {name: version(name) for name in sys.argv[1:]}
 print(json.dumps({"python": platform.python_version(), **found}))
 """
+
+
+class Options:
+    name: Literal[tuple(MODULES)]  # of a program of the authors
+    checkout: Path = None  # folder with a clone of the authors' code
+    python: str = sys.executable  # an interpreter with the authors' libraries
+    work: Path = None  # folder for all that both runs write (default: a temporary one)
+    record: bool = False  # write the authors' losses to tests/authors/
 
 
 def check_checkout(folder, module):
@@ -88,19 +98,10 @@ def compare(program, work, theirs):
     print(f"dev: theirs {theirs['dev']}, ours {equal['dev']}")
 
 
-def parse_args():
-    parser = ArgumentParser(__doc__)
-    add = parser.add_argument
-    add("name", choices=MODULES)
-    add("--checkout", required=True, type=Path, help="folder with a clone of the authors' code")
-    add("--python", default=sys.executable, help="with the authors' libraries (default: this one)")
-    add("--work", type=Path, help="folder for all that both runs write (default: a temporary one)")
-    add("--record", action="store_true", help="write the authors' losses to tests/authors/")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = read_options(Options, __doc__)
+    if not args.checkout:
+        raise UserError("give --checkout, a folder with a clone of the authors' code")
     module = importlib.import_module(f"extras.authors.{MODULES[args.name]}")
     program = module.PROGRAMS[args.name]
     check_checkout(args.checkout, module)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """ConGen: KornWtp/ConGen's main.py, with its own copy of sentence-transformers, and congen.py.
 
 The set-up, which both runs share: two layers of all-MiniLM-L6-v2 teach one of its layers, a third

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """DistilCSE's ckd_contrastive.py, kd_distillation.py and nli_finetune.py, against ckd.py.
 
 Set-up: one process with gloo on a CPU instead of eight GPUs, so fp32; models without dropout; M
@@ -188,7 +189,7 @@ def replaced(undone):
     def draw_theirs(batches, epoch):
         if epoch > 0 and "order" not in undone:
             return draw(batches, epoch)
-        count = len(batches.lengths)
+        count = batches.count
         order = their_order(count)
         if count == TRIPLETS:  # the header, which is their row 0, is left out
             order = their_order(count + 1)

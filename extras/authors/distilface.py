@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """DistilFACE: the notebook of the final model, against distilface.py.
 
 The notebook's cells run as they are, up to the 20,000 steps of its first training, which are STEPS
@@ -14,6 +15,7 @@ import sys
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import torch
 
 from extras.authors.dse import adapt
@@ -164,20 +166,23 @@ def ours(work, undone):
     def draw(batches, epoch):
         return [rows.numpy() for rows in torch.tensor(orders[epoch]).split(BATCH)]
 
-    def embed_rows(embed, student, tokens, rows, device):
+    def embed_texts(embed, student, texts, max_length):
+        if not torch.is_grad_enabled():  # distilface.py looks for dropout
+            return common.embed_texts(embed, student, texts, max_length)
         masks.step += 1
         student.model.set_attn_implementation("eager")  # others have their own dropout
-        size = len(rows) // 2
-        parts = iter(common.similar_lengths(tokens.lengths[rows], device, WIDTH))
+        size = len(texts) // 2
+        lengths = np.array([len(ids) for ids in common.tokenize(student, texts, max_length)])
+        parts = iter(common.similar_lengths(lengths, "cpu", WIDTH))
 
         def embed_part(*inputs):
-            part = next(parts)  # of 0 to 2 size - 1, first all of the one view
-            masks.begin_part(torch.from_numpy(2 * (part % size) + part // size))
+            part = torch.tensor(next(parts))  # of 0 to 2 size - 1, first all of the one view
+            masks.begin_part(2 * (part % size) + part // size)
             return embed(*inputs)
 
-        return common.embed_rows(embed_part, student, tokens, rows, device)
+        return common.embed_texts(embed_part, student, texts, max_length)
 
-    replaced = {"common.Batches.draw": draw, "distilface.embed_rows": embed_rows}
+    replaced = {"common.Batches.draw": draw, "distilface.embed_texts": embed_texts}
     replaced["torch.nn.functional.dropout"] = masks
     if "epsilon" in undone:
         replaced["torch.optim.Adam"] = TheirAdam

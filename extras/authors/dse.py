@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """DSE: a teacher is fine-tuned on pairs with scores or classes, and a student learns its logits.
 
 The authors' programs have their own copy of BERT, which reads a folder's pytorch_model.bin. Both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What the modules of extras.authors share: the start, the run of theirs, the run of ours.
 
 The authors' program runs in another interpreter, with the libraries of its time. This file is
@@ -183,12 +184,12 @@ def run_ours(script, work, options, replaced, loader="load_untrained_student"):
     losses, scores, students = [], [], []
     log, load = common.Run.log, getattr(module, loader)
 
-    def keep_numbers(run, step, sentences=0, **values):
+    def keep_numbers(run, step, **values):
         if "dev" in values:
             scores.append(values["dev"])
         else:
             losses.append(values["loss"].item())
-        log(run, step, sentences, **values)
+        log(run, step, **values)
 
     def keep_student(*rest, **options):
         students.append(load(*rest, **options))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """IBKD: Alibaba-NLP/IBKD's train_unsup.py and train_sup.py, and the two stages of ibkd.py.
 
 The set-up, which both runs share: layers of all-MiniLM-L6-v2, a third as wide, rows drawn in our
