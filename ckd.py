@@ -21,7 +21,7 @@ Departures that change results, and choices where the paper is silent (docs/ckd.
   - Betas, schedule, the bias of M and clipping of the gradient's norm at 1 are the authors' code's.
   - A student cut to --student-layers trains without dropout; the teacher never has any.
   - The bank is cleared at the start of an epoch (paper: only its oldest entries go): an embedding
-    of the same sentence, from the last epoch, would count as its negative.
+    of the same sentence, from the previous epoch, would count as its negative.
   - KD averages over the batch (eq. 2: sum) and does not clip gradients, as in the authors' code.
 
   python ckd.py --student bert-base-uncased         the paper's student of 110M parameters
@@ -38,17 +38,17 @@ from torch import nn
 
 
 def cosine(a, b):
-    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [M, D] -> [N, M]."""
+    """f(u, v) of eq. 4, the cosine of all pairs of rows: [N, D], [K, D] -> [N, K]."""
     a = F.normalize(a, dim=-1)
     b = F.normalize(b, dim=-1)
     return a @ b.T
 
 
 def mse_loss(student, teacher):
-    """Eq. 2: L_KD = 1/N sum_i 1/D sum_d (h_id^S - h_id^T)^2
+    """Eq. 2: L_KD = sum_i 1/D sum_d (h_id^S - h_id^T)^2, divided by N here
 
-    Eq. 3 has the projected student h_i^S M instead of h_i^S. The paper sums over i, without 1/N.
-    student, teacher [N, D]. Returns a scalar >= 0.
+    Eq. 3 has the projected student h_i^S M instead of h_i^S. student, teacher [N, D]. Returns a
+    scalar >= 0.
     """
     return (student - teacher).square().mean()
 
@@ -56,7 +56,7 @@ def mse_loss(student, teacher):
 def contrastive_distillation_loss(student, teacher, queue, temperature):
     """Eq. 5: L_i = -log( exp(f(h_i^S, h_i^T) / tau) / sum_j exp(f(h_i^S, k_j) / tau) )
 
-    The keys k_j are the teacher's embeddings of the batch and of the memory bank (eq. 4: no bank).
+    The keys k_j are the teacher's embeddings of the batch and of the memory bank (eq. 4: none).
     Eq. 6 has the projected student h_i^S M instead of h_i^S. student, teacher [N, D], of the same
     sentences, the teacher's detached; queue [Q, D], the bank, or None; temperature tau > 0. Returns
     the mean over the batch, a scalar >= 0.
@@ -121,6 +121,7 @@ from common import Device, Pooling, Precision, in_range, positive_float, positiv
 from common import Run, read_options, run_main, run_settings, table
 
 
+# Each line is an option, and its comment the help text: read_options() of common.py reads both.
 class Options:
     teacher: str = "princeton-nlp/sup-simcse-roberta-large"  # folder or Hub name
     teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
@@ -130,12 +131,12 @@ class Options:
     pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, pooler)
     dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
 
-    train: str = None  # sentences, or a .csv of triplets (default: NEWS5M; paper §4.1)
+    train: str = None  # sentences, or a .csv of triplets (default: the file ffgcc/NEWS5M; §4.1)
     triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.1)
     dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
 
     objective: Literal["ckd", "kd"] = "ckd"  # loss of stage 1
-    stage: Literal["distill", "finetune", "both"] = None  # (default: distill for --train alone)
+    stage: Literal["distill", "finetune", "both"] = None  # (default: both; --train alone: distill)
     projection: bool = False  # use M even if the dimensions are equal
     temperature: positive_float = None  # tau, stage 1 (default: 0.05; 0.368 if it is learned)
     learn_temperature: bool = False  # learn log(tau), in both stages
@@ -153,14 +154,14 @@ class Options:
     max_steps: positive_int = 10**9  # at most, in each stage
     max_length: in_range(int, 3) = 64  # tokens of a training text, as in the authors' code
     eval_steps: positive_int = 125  # steps between dev scores; paper §4.2
-    seed: in_range(int, 0) = 0  # of batches, M, and dropout, which a continued run repeats
+    seed: in_range(int, 0) = 0  # of batches, M and dropout; a continued run repeats them
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
     precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
 
 
 def choose_defaults(args, student):
-    """Set what is not given. The rates depend on the student's size (section 4.2)."""
+    """Set what is not given; KD has no bank. Learning rates depend on the size (section 4.2)."""
     millions = sum(value.numel() for value in student.parameters()) / 1e6
     args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)
     # The student that the paper counts as 52M has 67M here.
@@ -178,8 +179,8 @@ def warmup_cosine(step, epoch_steps, total):
     """
     warmup = epoch_steps / 10
     if step < warmup:
-        return step / max(1, warmup)
-    progress = (step - warmup) / max(1, total - warmup)  # 0 to 1
+        return step / warmup
+    progress = (step - warmup) / (total - warmup)  # 0 to 1
     return (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -201,13 +202,13 @@ def distill(student, sentences, targets, dev_pairs, run, args):
     model.projection = nn.Identity()  # eq. 2 and 5
     if student.dimension != targets.shape[1] or args.projection:
         model.projection = nn.Linear(student.dimension, targets.shape[1])  # M of eq. 3 and 6
-    log_tau = torch.tensor(math.log(args.temperature))
+    log_tau = torch.tensor(math.log(args.temperature))  # trained with --learn-temperature alone
     model.log_tau = nn.Parameter(log_tau, requires_grad=args.learn_temperature)
     model.to(args.device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98), fused=True)
     bank = torch.empty(0, targets.shape[1], device=args.device)  # [Q, D_T]
 
-    state = [model, optimizer]
+    state = [model, optimizer]  # changed in place; the bank is replaced
     start, bank = run.begin(total, state, bank)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(step, state, bank)
@@ -231,7 +232,7 @@ def distill(student, sentences, targets, dev_pairs, run, args):
         optimizer.param_groups[0]["lr"] = lr
         with autocast:
             embedding = embed_texts(embed, student, texts, args.max_length)  # h^S [N, D]
-        projected = model.projection(embedding)  # h^S M [N, D_T]
+        projected = model.projection(embedding)  # h^S M [N, D_T], in fp32 as the loss
         target = torch.from_numpy(targets[rows]).to(args.device)  # h^T [N, D_T], read from disk
         temperature = model.log_tau.exp()
         if args.objective == "kd":

@@ -2,8 +2,8 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
 To audit a score, read the script's embed(), which pools, and this file down to the ruler (a line
-of "="), which needs torch, numpy and scipy alone. Below it: teacher embeddings; model folders, with
-pooling, prompt and maximum length; the Hugging Face Hub; the folder of a run; the command line.
+of "="), which needs torch, numpy and scipy alone; then Encoder, load_encoder() and read_modules(),
+which decide on pooling, prompt and maximum length, and read_dev(). The rest is about runs.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from scipy.stats import spearmanr
 
 # ---- Errors --------------------------------------------------------------------------------------
 
-LACK_OF_MEMORY = re.compile("(?i)memory|bad_alloc|create a primitive|start new thread")
+LACK_OF_MEMORY = re.compile("(?i)memoryerror|(out of|cate) memory|bad_alloc|a primitive|new thread")
 
 
 class UserError(Exception):
@@ -79,7 +79,7 @@ def chunks(sequence, size):
 
 
 class Batches:
-    """batches[step]: the row numbers [N] of a training step, counted from 0; epochs follow.
+    """batches[step]: the row numbers [N] of step 0, 1, ..., from one epoch into the next.
 
     Each epoch is shuffled anew, by seed and epoch alone. count: n rows. lengths: None, or [n], in
     tokens: windows of 100 batches are then sorted by them, and the batches of a window shuffled.
@@ -100,20 +100,20 @@ class Batches:
 
     def draw(self, epoch):
         """The batches of an epoch -> list of arrays of row numbers."""
-        random = np.random.default_rng([self.seed, epoch])
-        order = random.permutation(self.count)
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(self.count)
         if self.lengths is None:
             return chunks(order, self.batch_size)
         drawn = []
         for window in chunks(order, 100 * self.batch_size):
             by_length = window[np.argsort(self.lengths[window], kind="stable")]
             batches = chunks(by_length, self.batch_size)
-            drawn += [batches[i] for i in random.permutation(len(batches))]
+            drawn += [batches[i] for i in rng.permutation(len(batches))]
         return drawn
 
 
 def similar_lengths(lengths, kind, width):
-    """Lengths [N] in tokens -> parts of the N positions for one forward pass each, longest first.
+    """Lengths [N] in tokens -> the N positions in parts, one forward pass each, longest first.
 
     A new part begins when this one is full, or when it is worth a forward pass and the next text
     has less than 0.7 of the tokens of its longest. kind: "cpu" or "cuda"; width: of hidden states.
@@ -145,11 +145,11 @@ def embed_texts(embed, encoder, texts, max_length=None):
     parts = similar_lengths(lengths, device.type, encoder.model.config.hidden_size)
     outputs = []
     for part in parts:
-        mask = np.arange(lengths[part].max()) < lengths[part, None]  # padding is on the right
+        mask = np.arange(lengths[part].max()) < lengths[part, None]  # [n, L], padded on the right
         ids = np.full(mask.shape, encoder.tokenizer.pad_token_id or 0)  # masked: any token will do
         ids[mask] = [token for i in part for token in token_ids[i]]
         outputs.append(embed(encoder, *torch.from_numpy(np.stack([ids, mask])).to(device)))
-    in_order = torch.from_numpy(np.argsort(np.concatenate(parts))).to(device)
+    in_order = torch.from_numpy(np.argsort(np.concatenate(parts))).to(device)  # undoes the sorting
     return torch.cat(outputs)[in_order]
 
 
@@ -239,6 +239,8 @@ def read_triplets(path):
             triplets.append([row.get(name, "").strip() for name in ("sent0", "sent1", "hard_neg")])
             if not all(triplets[-1]):
                 raise UserError(f"{path}:{reader.line_num}: a text is missing; {form}")
+        if not triplets:
+            raise ValueError("there is nothing in it")
     return triplets
 
 
@@ -441,9 +443,8 @@ def load_encoder(
 ):
     """A folder or a name on the Hub -> Encoder. Raises UserError.
 
-    pooling: replaces what modules.json states ("pooler": the model's own dense + tanh on [CLS]);
-    otherwise: where nothing is stated; layers: keeps only "1,3,5"; dropout: sets all rates;
-    precision: in which it will train.
+    pooling: instead of the folder's ("pooler": its own dense + tanh on [CLS]); otherwise: if it has
+    none; layers: "1,3,5" alone; dropout: of all rates; precision: in which it will train.
     """
     with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
         encoder = Encoder(name, dropout=dropout)
@@ -653,8 +654,8 @@ def run_settings(args, files, texts):
 class Run:
     """A stage of training and its folder: metrics.jsonl, checkpoint.pt, scores.json, README.md.
 
-    The last stage has --output, an earlier one a folder in it. The same command continues a stage
-    from its last checkpoint. A stage that has a README.md, the model card, is finished.
+    The last stage has --output, an earlier one a folder in it. A stage with README.md is finished;
+    the same command continues any other from its last checkpoint.
     """
 
     def __init__(self, settings, args, stage, is_last=True):  # settings: from run_settings()
@@ -686,7 +687,7 @@ class Run:
         return step, queue
 
     def checkpoint(self, step, state, queue=None):
-        """Save what begin() restores, at most every CHECKPOINT_SECONDS, when a loss was finite."""
+        """Save what begin() restores, at most every CHECKPOINT_SECONDS, where log() saw no NaN."""
         if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS and step % LOG_STEPS == 0:
             log_size = (self.folder / "metrics.jsonl").stat().st_size
             progress = (step, self.best, self.best_step, log_size, queue)
@@ -745,9 +746,8 @@ Device, Precision = Literal["cpu", "cuda"], Literal["fp32", "bf16"]
 def read_options(options, docstring, words=None):
     """The command line, or a list of words -> the values of a class of options, as attributes.
 
-    A line of the class is `name: kind = default  # help`. kind: a function of a text, a Literal of
-    choices, bool for a flag, or list for several words, without a default those that belong to no
-    option. @FILE stands for the options in a file, as in demo/ckd.txt. Raises UserError.
+    A line is `name: kind = default  # help`. kind: a function of a text, a Literal, bool for a flag,
+    or list for words (with no default: of no option). @FILE: options in a file. Raises UserError.
     """
 
     def error(message):

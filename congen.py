@@ -38,7 +38,7 @@ from torch import nn
 
 
 def similarities(embeddings, queue):
-    """sim of eq. 1: cosines of each z [N, D] of several with the queue [K, D] -> [N, K] each."""
+    """sim of eq. 1: cosines of several z, [N, D] each, with the queue [K, D] -> [N, K] each."""
     keys = F.normalize(queue, dim=-1)  # once for all of them, since K is large
     return [F.normalize(z, dim=-1) @ keys.T for z in embeddings]
 
@@ -66,12 +66,12 @@ def congen_loss(
     with CE(P, Q) = -sum_j P_j log Q_j and the distributions of eq. 1: P_ref = p(z_ref, D, tau^T) of
     the teacher's embedding of the first view, P_con = p(z_con, D, tau^S) and P_gen = p(z_gen, D,
     tau^S) of the student's embeddings of the first and the second view. Embeddings [N, D] each, not
-    detached here; queue D [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al.
+    detached here; queue [K, D]; temperatures tau > 0; alpha from 0 to 1 (1 is SEED, Fang et al.
     2021). Returns the mean over the batch, a scalar >= 0.
     """
     embeddings = (teacher_reference, student_control, student_generalize)
     reference, control, generalize = similarities(embeddings, queue)  # [N, K] each
-    p_ref = F.softmax(reference / teacher_temperature, dim=1)  # similarity_distribution()
+    p_ref = F.softmax(reference / teacher_temperature, dim=1)  # eq. 1
     # cross_entropy() takes the log of eq. 1 itself, which stays finite at low temperatures.
     control_loss = F.cross_entropy(control / student_temperature, p_ref)
     generalize_loss = F.cross_entropy(generalize / student_temperature, p_ref)
@@ -144,6 +144,7 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"(?:[{UNSPACED}]|[^\s{UNSPACED}]+)\s*")
 
 
+# Each line is an option, and its comment the help text: read_options() of common.py reads both.
 class Options:
     teacher: str = "princeton-nlp/unsup-simcse-roberta-large"  # folder or Hub name
     teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
@@ -165,13 +166,13 @@ class Options:
     teacher_temperature: positive_float = 0.05  # tau^T, BERT-base's in Table 7
     student_temperature: positive_float = 0.07  # tau^S, BERT-base's in Table 7
     queue_size: in_range(int, 2) = 65536  # K, at most all sentences; BERT-base's in Table 7
-    patience: in_range(int, 0) = 7  # epochs without a better dev score that end it, as in the code
+    patience: in_range(int, 0) = 7  # epochs without a better dev score that end training; 0: never
 
     output: str = "runs/congen"  # folder for everything
     max_steps: positive_int = 10**9  # at most
     max_length: in_range(int, 3) = 128  # tokens of a training text, as in the authors' code
     eval_steps: positive_int = 512  # steps between dev scores; paper, appendix A.1
-    seed: in_range(int, 0) = 0  # of batches, the head, and dropout, which a continued run repeats
+    seed: in_range(int, 0) = 0  # of batches, head and dropout; a continued run repeats them
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
     precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
@@ -180,7 +181,7 @@ class Options:
 def make_optimizer(parameters, lr):
     """AdamW (section 4.1). As in the authors' code, biases and norms do not decay."""
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim == 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups = [dict(params=matrices), dict(params=vectors, weight_decay=0.0)]
     return torch.optim.AdamW(groups, lr=lr, eps=1e-6, weight_decay=0.01, fused=True)
 
@@ -196,19 +197,19 @@ def warmup_linear(step, total):
     return (total - step) / (total - warmup)
 
 
-def delete_words(sentences, random):
+def delete_words(sentences, rng):
     """Each word goes with probability 10 %; a sentence left without words stays as it is."""
     views = []
     for sentence in sentences:
-        kept = [word for word in WORD.findall(sentence) if random.random() >= DELETION_RATE]
+        kept = [word for word in WORD.findall(sentence) if rng.random() >= DELETION_RATE]
         views.append("".join(kept).strip() or sentence)
     return views
 
 
 def distill(student, first_views, second_views, targets, dev_pairs, run, args):
-    """Section 3.
+    """Section 3: the student learns from both views; the best by dev score is kept.
 
-    first_views: n sentences; second_views: n others, or None, and words of the first are deleted;
+    first_views: n sentences; second_views: n others, or [], and words of the first are deleted;
     targets [n, D]: z_ref of the first. The teacher is not in this loop: it is frozen, and its
     embeddings are computed beforehand.
     """
@@ -218,18 +219,17 @@ def distill(student, first_views, second_views, targets, dev_pairs, run, args):
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
-    torch.manual_seed(args.seed)  # the head starts at random
+    torch.manual_seed(args.seed)  # the head may start at random
     add_head(student, targets.shape[1], args.head)
     student.to(args.device).train()
     parameters = list(student.parameters())
     optimizer = make_optimizer(parameters, args.lr)
-    # The queue starts with K random sentences (section 4.1). The 1 makes this draw differ from
-    # every epoch's order: numpy ignores zeros at the end of a seed.
-    random = np.random.default_rng([args.seed, 0, 1])
-    rows = random.permutation(len(targets))[: args.queue_size]
-    queue = torch.from_numpy(targets[rows]).to(args.device)  # [K, D]
+    # The queue starts with K random sentences (section 4.1). [seed, epoch] orders an epoch, and
+    # numpy reads [seed, 0] as [seed, 0, 0]: hence the 1.
+    order = np.random.default_rng([args.seed, 0, 1]).permutation(len(targets))
+    queue = torch.from_numpy(targets[order[: args.queue_size]]).to(args.device)  # [K, D]
 
-    state = [student, optimizer]
+    state = [student, optimizer]  # changed in place; the queue is replaced
     start, queue = run.begin(total, state, queue)  # from the last checkpoint, if there is one
     for step in range(start, total + 1):  # `step` steps are finished
         run.checkpoint(step, state, queue)

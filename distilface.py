@@ -106,6 +106,7 @@ from common import Run, UserError, read_options, run_main, run_settings, table
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+# Each line is an option, and its comment the help text: read_options() of common.py reads both.
 class Options:
     student: str = "distilbert-base-uncased"  # folder or Hub name; paper §4
     student_layers: str = None  # keep only these layers, counted from 0, as in 1,3,5
@@ -124,14 +125,14 @@ class Options:
     max_steps: positive_int = 10**9  # at most
     max_length: in_range(int, 3) = 32  # tokens of a training text; Table 3
     eval_steps: positive_int = 250  # steps between dev scores; the authors have none
-    seed: in_range(int, 0) = 0  # of batches and dropout, which a continued run repeats
+    seed: in_range(int, 0) = 0  # of batches and dropout; a continued run repeats them
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
     precision: Literal[tuple(DTYPES)] = None  # (default: bf16 on a GPU that has it, else fp32)
 
 
 def train(student, sentences, dev_pairs, run, args):
-    """Section 3."""
+    """Section 3: unsupervised SimCSE; the best by dev score is kept."""
     lengths = token_lengths(args, student, sentences)
     batches = Batches(len(sentences), args.batch_size, args.seed, lengths)
     total = min(args.steps, args.max_steps)

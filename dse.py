@@ -162,6 +162,7 @@ CLASSES = {  # of GLUE's tasks and AllNLI (MNLI and SNLI), in the order of label
 }
 
 
+# Each line is an option, and its comment the help text: read_options() of common.py reads both.
 class Options:
     teacher: str = "bert-large-uncased"  # classifier, or plain encoder to fine-tune; paper §3.3
     student: str = None  # folder or Hub name (default: --teacher; paper §3.4)
@@ -186,7 +187,7 @@ class Options:
     max_steps: positive_int = 10**9  # at most, in each stage
     max_length: in_range(int, 3) = 128  # tokens of a text, or of a teacher's pair, as in the code
     eval_steps: positive_int = None  # steps between dev scores (default: an epoch, as in the code)
-    seed: in_range(int, 0) = 0  # of batches, outputs, and dropout, which a continued run repeats
+    seed: in_range(int, 0) = 0  # of batches, outputs and dropout; a continued run repeats them
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
     precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)

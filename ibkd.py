@@ -157,6 +157,7 @@ from common import Device, Pooling, Precision, in_range, positive_float, positiv
 from common import Run, read_options, run_main, run_settings, table
 
 
+# Each line is an option, and its comment the help text: read_options() of common.py reads both.
 class Options:
     teacher: str = "princeton-nlp/sup-simcse-roberta-large"  # folder or Hub name
     teacher_embeddings: str = None  # instead: its embeddings of the training texts, .npy [n, D]
@@ -170,7 +171,7 @@ class Options:
     triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.3)
     dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
 
-    stage: Literal["distill", "finetune", "both"] = None  # (default: distill for --train alone)
+    stage: Literal["distill", "finetune", "both"] = None  # (default: both; --train alone: distill)
     kernel: Literal["rbf", "imq", "linear"] = "rbf"  # of HSIC; paper §3.2
     gamma: positive_float = 0.5  # of the kernel; paper §4.3 (the code: 1, stage 2: 0.1)
     beta1: in_range(float, 0) = 1.0  # weight of HSIC, stage 1; paper §4.3 (the code: 0.2)
@@ -191,7 +192,7 @@ class Options:
     max_steps: positive_int = 10**9  # at most, in each stage
     max_length: in_range(int, 3) = 128  # tokens of a training text, as in the authors' code
     eval_steps: positive_int = 500  # steps between dev scores (the code: 2,000, stage 2: 125)
-    seed: in_range(int, 0) = 0  # of batches, W, and dropout, which a continued run repeats
+    seed: in_range(int, 0) = 0  # of batches, W and dropout; a continued run repeats them
     group_by_length: bool = False  # batches of texts of similar length
     device: Device = None  # (default: cuda if there is one)
     precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)

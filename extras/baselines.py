@@ -79,7 +79,7 @@ class Options:
     epochs: positive_int = None  # (by paper: 20; 20; 10)
     batch_size: in_range(int, 2) = None  # (by paper: 512; 128; 256)
     lr: positive_float = None  # (by paper: 2e-4, up to 80M parameters 3e-4; 5e-5; 1e-4)
-    patience: in_range(int, 0) = None  # epochs without a better dev score (by paper: 3; 7; any)
+    patience: in_range(int, 0) = None  # epochs without a better score; 0: any (by paper: 3; 7; 0)
 
     output: str = "runs/baselines"  # folder for everything
     max_steps: positive_int = 10**9  # at most
@@ -140,10 +140,10 @@ def expertise_weights(embeddings, domains):
 
 
 def cluster(embeddings, count, seed=0):
-    """Domains where none are stated: k-means of L2-normalized embeddings [n, D] -> array [n]."""
+    """Domains where none are given: k-means of L2-normalized embeddings [n, D] -> array [n]."""
     centers = kmeans2(unit_sample(embeddings, seed), count, minit="++", seed=seed)[0]
-    parts = chunks(np.arange(len(embeddings)), CHUNK)
-    return np.concatenate([vq(unit(embeddings[rows]), centers)[0] for rows in parts])
+    numbers = chunks(np.arange(len(embeddings)), CHUNK)  # of rows
+    return np.concatenate([vq(unit(embeddings[rows]), centers)[0] for rows in numbers])
 
 
 def unit(vectors):

@@ -361,16 +361,16 @@ def main():
     sizes = args.batch_sizes or ([64, 512, 2048] if args.only == "gpu" else [64, 512])
     with one_line_errors("--batch-sizes", "each is a number from 2"):
         args.batch_sizes = [in_range(int, 2)(size) for size in sizes]
-    parts = [args.only] if args.only else ["train", "dse"]
+    chosen = [args.only] if args.only else ["train", "dse"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if "train" in parts:
+        if "train" in chosen:
             print(table(compare_training(args, folder)))
-        if "dse" in parts and args.random_weights:
+        if "dse" in chosen and args.random_weights:
             print(table(measure_dse(random_model(folder, BERT_LARGE), None)))
-        elif "dse" in parts:
+        elif "dse" in chosen:
             print(table(measure_dse(args.teacher, args.student_layers)))
-        if "gpu" in parts:
+        if "gpu" in chosen:
             measure_gpu(args, folder)
     print(f"\n{machine()}")
 

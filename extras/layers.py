@@ -37,7 +37,7 @@ def cut_copy(encoder, layers):
     student = copy.deepcopy(encoder, shared)
     try:
         keep_layers(student.model, ",".join(map(str, layers)))
-    except UserError as error:  # as in ALBERT
+    except UserError as error:  # as in ALBERT, and in XLM
         raise UserError(f"{encoder.name}: its layers cannot be cut") from error
     return student
 

@@ -191,5 +191,36 @@ def test_four_steps_are_those_of_the_paper(
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5  # as "mean" states
 
 
+PAPERS = {  # epochs, batch size, rate, patience, max. length, steps between scores, teacher, data
+    "metakd": (20, 512, None, 3, 64, 125, "sup", "ffgcc/NEWS5M"),
+    "skd": (20, 128, 5e-5, 7, 128, 512, "unsup", "nli_for_simcse.csv"),
+    "hpd": (10, 256, 1e-4, 0, 128, 500, "sup", "nli_for_simcse.csv"),
+}
+
+
+@pytest.mark.parametrize("method", PAPERS)
+def test_defaults_are_those_of_the_paper_that_compares_with_a_method(parse, method):
+    *expected, teacher, train = PAPERS[method]
+    names = ("epochs", "batch_size", "lr", "patience", "max_length", "eval_steps")
+    args = parse(baselines, "--method", method, "--student", "x")
+    baselines.choose_defaults(args)
+    assert [getattr(args, name) for name in names] == expected
+    assert (args.teacher, args.train) == (f"princeton-nlp/{teacher}-simcse-roberta-large", train)
+    args = parse(baselines, "--method", method, "--student", "x", "--patience", 0, "--epochs", 5)
+    baselines.choose_defaults(args)
+    assert (args.patience, args.epochs, args.batch_size) == (0, 5, expected[1])
+
+
+def test_a_method_must_be_given(fails, options):
+    assert "give --method, one of pkd, " in fails(baselines, *options)
+
+
+def test_a_labeled_sentence_without_its_domain_is_refused(fails, options, tmp_path):
+    (tmp_path / "labeled.tsv").write_text("a boy\tsport\na girl\t\n")
+    words = ("--method", "metakd", "--labeled", tmp_path / "labeled.tsv")
+    line = fails(baselines, *options, *words, "--output", tmp_path / "out")
+    assert "labeled.tsv:2: a column is empty; each line has two tab-separated columns" in line
+
+
 def test_metakd_finds_the_same_clusters_when_it_is_continued(check_resume, options):
     check_resume(baselines, "distill", 4, *options, "--method", "metakd")
