@@ -610,15 +610,15 @@ def resolve_data(name):
 
 def download(repository, file):
     """A file of a data set on the Hub -> local Path. Raises UserError."""
-    with one_line_errors(file, f"get it from huggingface.co/datasets/{repository}"):
+    with one_line_errors(file, f"give --dev, --train or get huggingface.co/datasets/{repository}"):
         return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
 
 
 def read_dev(file):
-    """--dev, or without it STS-B's dev set in SentEval -> scored pairs. Raises UserError."""
-    if file:
-        return read_scored_pairs(file)
-    return read_scored_pairs(min(resolve_data(SENTEVAL).rglob("sts-dev.csv")), (5, 6, 4))
+    """--dev: scored pairs, or (by default) SentEval's tar file or folder -> STS-B's dev pairs."""
+    path = resolve_data(file or SENTEVAL)
+    in_folder = min(path.rglob("sts-dev.csv"), default=None)
+    return read_scored_pairs(in_folder, (5, 6, 4)) if in_folder else read_scored_pairs(path)
 
 
 # ---- The folder of a run -------------------------------------------------------------------------
@@ -746,7 +746,7 @@ Device, Precision = Literal["cpu", "cuda"], Literal["fp32", "bf16"]
 def read_options(options, docstring, words=None):
     """The command line, or a list of words -> the values of a class of options, as attributes.
 
-    A line is `name: kind = default  # help`. kind: a function of a text, a Literal, bool for a flag,
+    A line is `name: kind = default  # help`. kind: a function of text, a Literal, bool for a flag,
     or list for words (with no default: of no option). @FILE: options in a file. Raises UserError.
     """
 

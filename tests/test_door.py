@@ -68,9 +68,8 @@ def test_a_folder_has_the_length_that_its_source_states(fixed, tmp_path, call_ma
     assert common.read_json(out / "sentence_bert_config.json", {}) == {"max_seq_length": 24}
     assert common.load_encoder(out).max_length == 24
     assert SentenceTransformer(str(out), device="cpu").max_seq_length == 24
-    contents = [common.read_json(folder / "tokenizer.json", {}) for folder in (fixed, out)]
-    for key in ("truncation", "padding"):
-        assert contents[0][key] == contents[1][key]
+    if write is not trimmed:  # which makes a tokenizer of its own
+        assert (out / "tokenizer.json").read_bytes() == (fixed / "tokenizer.json").read_bytes()
 
 
 CUT = (  # what is changed in a folder, what the error says
