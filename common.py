@@ -640,7 +640,7 @@ def run_settings(args, files, texts):
     """What a run depends on: options, code, texts -> dict. Raises UserError for a folder in use."""
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
     output = Path(settings.pop("--output"))
-    settings["its code:"] = digest(Path(file).read_text("utf-8") for file in (*files, __file__))
+    settings["its code:"] = digest(Path(file).read_bytes() for file in (*files, __file__))
     settings["its texts:"] = digest(itertools.chain(*texts))
     if any(output.glob("[!.]*")):  # a killed run leaves hidden files
         before = read_json(output / "args.json", {})
@@ -702,7 +702,7 @@ class Run:
             return  # nothing is fetched from the device
         line = dict(stage=self.stage, step=step, seconds=self.bar.format_dict["elapsed"])
         for name, value in values.items():
-            line[name] = float(value)
+            line[name] = torch.as_tensor(value).item()
             if not math.isfinite(line[name]):
                 raise UserError(f"{self.folder}: {name} is {line[name]} at step {step}; lower --lr")
         # The bar shows the dev score or the loss, with three significant digits.
@@ -814,11 +814,11 @@ def run_main(main):
 
 
 def digest(contents):
-    """The first 32 digits of the sha256 of arrays, texts, numbers and lists of such."""
+    """The sha256 of arrays, texts, numbers and lists of such."""
     found = hashlib.sha256()
     for content in contents:
         found.update(content if isinstance(content, np.ndarray) else repr(content).encode())
-    return found.hexdigest()[:32]
+    return found.hexdigest()
 
 
 def read_json(path, default):
@@ -826,7 +826,7 @@ def read_json(path, default):
     if not path.exists():
         return default
     with one_line_errors(path, "it must be JSON, as sentence-transformers or a run writes it"):
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_bytes())
 
 
 def write_json(path, content):

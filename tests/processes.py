@@ -36,8 +36,10 @@ def run_program(script, words, environment, log):
         import common
 
         common.LOG_STEPS, common.CHECKPOINT_SECONDS = 1, 0
-    run = runpy.run_path if script.endswith(".py") else runpy.run_module
-    run(script, run_name="__main__")
+    if script.endswith(".py"):
+        runpy.run_path(script, run_name="__main__")
+    else:  # read_options() reads the source of the module that is called __main__
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
 
 
 def start(script, words, log, **environment):
