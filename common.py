@@ -660,7 +660,7 @@ class Run:
 
     def __init__(self, settings, args, stage, is_last=True):  # settings: from run_settings()
         self.settings, self.args, self.stage = settings, args, stage
-        self.folder = Path(args.output) if is_last else Path(args.output, stage)
+        self.folder = Path(args.output, "" if is_last else stage)
         self.saved = self.folder / "checkpoint.pt"
         self.scores = read_json(self.folder / "scores.json", {})  # {row: {column: score}}
         self.is_finished = (self.folder / "README.md").exists()
@@ -702,7 +702,7 @@ class Run:
             return  # nothing is fetched from the device
         line = dict(stage=self.stage, step=step, seconds=self.bar.format_dict["elapsed"])
         for name, value in values.items():
-            line[name] = torch.as_tensor(value).item()
+            line[name] = value.item() if torch.is_tensor(value) else value
             if not math.isfinite(line[name]):
                 raise UserError(f"{self.folder}: {name} is {line[name]} at step {step}; lower --lr")
         # The bar shows the dev score or the loss, with three significant digits.

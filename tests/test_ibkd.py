@@ -6,6 +6,7 @@ test_ckd.py tests its pooling, too.
 import json
 import math
 import shutil
+import sys
 from functools import partial
 
 import numpy as np
@@ -186,8 +187,17 @@ def test_defaults_are_those_of_table_1_and_section_4_3(parse):
         assert args.teacher == "princeton-nlp/sup-simcse-roberta-large"
     assert args.similarity is args.teacher_similarity is None  # what a folder states, or cosine
     assert args.hard_negatives == 8
-    args = parse(ibkd, "--student", "x")
-    assert args.train == args.triplets == "nli_for_simcse.csv"
+
+
+def test_the_default_files_of_both_stages(call_main, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ibkd, "resolve_data", lambda name: asked.append(name) or name)
+    for name in ("read_dev", "read_sentences", "read_triplets"):
+        monkeypatch.setattr(ibkd, name, lambda path: [])
+    monkeypatch.setattr(ibkd, "run_settings", lambda *_: sys.exit())
+    with pytest.raises(SystemExit):
+        call_main(ibkd, "--student", "x")
+    assert asked == ["nli_for_simcse.csv"] * 2
 
 
 @pytest.mark.slow
