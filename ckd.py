@@ -133,7 +133,7 @@ class Options:
 
     train: str = None  # sentences, or a .csv of triplets (default: the file ffgcc/NEWS5M; §4.1)
     triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.1)
-    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+    dev: str = None  # scored pairs (TSV) or senteval.tar; they choose the best (default: STS-B dev)
 
     objective: Literal["ckd", "kd"] = "ckd"  # loss of stage 1
     stage: Literal["distill", "finetune", "both"] = None  # (default: both; --train alone: distill)

@@ -156,7 +156,7 @@ class Options:
 
     train: str = "nli_for_simcse.csv"  # sentences, or a .csv of triplets
     pairs: str = None  # instead: TSV of both views of each sentence (default: words are deleted)
-    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+    dev: str = None  # scored pairs (TSV) or senteval.tar; they choose the best (default: STS-B dev)
 
     head: Literal["random", "identity"] = "random"  # initial weights of the head; paper §4.1
     alpha: in_range(float, 0, 1) = 0.5  # weight of control; generalize has the rest; Table 5

@@ -114,7 +114,7 @@ class Options:
     dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's)
 
     train: str = "wiki1m_for_simcse.txt"  # sentences, or a .csv of triplets
-    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+    dev: str = None  # scored pairs (TSV) or senteval.tar; they choose the best (default: STS-B dev)
 
     temperature: positive_float = 0.05  # tau; Table 3
     batch_size: in_range(int, 2) = 128  # Table 3

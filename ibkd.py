@@ -169,7 +169,7 @@ class Options:
 
     train: str = None  # sentences, or a .csv of triplets (default: nli_for_simcse.csv)
     triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.3)
-    dev: str = None  # scored pairs (TSV) that choose the best student (default: STS-B dev)
+    dev: str = None  # scored pairs (TSV) or senteval.tar; they choose the best (default: STS-B dev)
 
     stage: Literal["distill", "finetune", "both"] = None  # (default: both; --train alone: distill)
     kernel: Literal["rbf", "imq", "linear"] = "rbf"  # of HSIC; paper §3.2

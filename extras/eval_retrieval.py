@@ -73,7 +73,10 @@ def find(beir, name):
 
 
 def read_texts(beir, name):
-    """Yield (id, title + text) of each line of a .jsonl file. UserError, also for a repeated id."""
+    """Yield (id, text) of each line of a .jsonl file. UserError, also for a repeated id.
+
+    The text of a passage begins with its title; a query has none, as BEIR reads it.
+    """
     seen = set()
 
     def parse(line):
@@ -82,7 +85,7 @@ def read_texts(beir, name):
         if key in seen:
             raise ValueError(f"id {key!r} is used above")
         seen.add(key)
-        title, text = row.get("title"), row["text"]
+        title, text = row.get("title") if name == "corpus.jsonl" else "", row["text"]
         title = "" if title is None or title != title else title  # NaN, as pandas writes it
         if not isinstance(title, str) or not isinstance(text, str):
             raise ValueError(f"the title {title!r} or the text {text!r:.60} is not a string")

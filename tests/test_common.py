@@ -2,7 +2,9 @@
 
 import copy
 import gzip
+import os
 import shutil
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -269,6 +271,46 @@ def test_the_cache_knows_what_pair_logits_reads_of_the_tokenizer(models_folder, 
         assert np.array_equal(found[-1], common.encode(dse.pair_logits, teacher, pairs))
         assert len(cache()) == len(found)
     assert not np.allclose(*found)
+
+
+NO_SENTENCES = {
+    "objects": ['{ "text" : "a boy" }', '{ "text" : "a girl" }'],
+    "an array": ["[", '  "a boy runs",', '  "a girl"', "]"],
+    "indented": ["[", "  {", '    "text": "a boy"', "  }", "]"],
+    "quoted": ['"a boy"', '"a girl runs",'],
+    "a table": ["a boy\ta lad\t4", "a girl\ta cook\t1"],
+    "a pointer": ["version https://git-lfs.github.com/spec/v1", "oid sha256:0", "size 1"],
+}
+
+
+@pytest.mark.parametrize("lines", NO_SENTENCES.values(), ids=NO_SENTENCES)
+def test_what_is_no_file_of_sentences_is_refused(tmp_path, lines):
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match="texts.txt: .* lines are no sentences, such as"):
+        common.read_sentences(tmp_path / "texts.txt")
+
+
+def test_sentences_of_any_look_are_sentences(tmp_path):
+    texts = ["<html> is a tag.", '"Hello," he said.', "[sic] a boy", "a boy"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    assert common.read_sentences(tmp_path / "texts.txt") == texts
+
+
+@pytest.mark.parametrize("reader", ["sentences", "triplets", "scored_pairs"])
+def test_a_pipe_is_read_whole(tmp_path, reader):
+    """It can be opened once, and has no end to return from."""
+    lines = [f"a boy {i}" for i in range(20_000)]
+    if reader == "triplets":
+        lines = ["sent0,sent1,hard_neg"] + [f"{line},b,c" for line in lines]
+    elif reader == "scored_pairs":
+        lines = [f"{line}\tb\t1" for line in lines]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("\n".join(lines) + "\n",))
+    writer.start()
+    found = getattr(common, f"read_{reader}")(pipe)
+    writer.join()
+    assert len(found) == 20_000
 
 
 def test_lines_may_end_as_on_windows(tmp_path):

@@ -67,6 +67,13 @@ def test_a_title_that_is_none_is_not_embedded(tmp_path, title, expected):
         assert list(retrieval.read_texts(tmp_path, "corpus.jsonl")) == [("d", expected)]
 
 
+def test_the_title_of_a_query_is_no_part_of_it(tmp_path):
+    """As BEIR's own loader reads it; it would cost four points."""
+    row = '{"_id": "q", "title": "On boys", "text": "a boy"}\n'
+    (tmp_path / "queries.jsonl").write_text(row)
+    assert list(retrieval.read_texts(tmp_path, "queries.jsonl")) == [("q", "a boy")]
+
+
 def test_queries_whose_answers_the_corpus_lacks_are_left_out_of_training(beir):
     """Otherwise the dev score would be NaN."""
     lines = (beir / "qrels/train.tsv").read_text().splitlines()
