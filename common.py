@@ -56,13 +56,13 @@ PASS_WORK = 8e9  # on a GPU: less is not worth it; tokens x width^2 (docs/engine
 def tokenize(encoder, texts, max_length=None):
     """N texts, or pairs of texts -> N lists of token ids, of at most `max_length` tokens each.
 
-    encoder: has a `tokenizer`, a `max_length` of its own, a `prompt` that is put before each text,
+    encoder: has a `tokenizer`, its own `max_length`, a `prompt` put before each text (or None),
     all `prompts` by name, and a `name`. Raises UserError for a text without any token.
     """
     limit = min(max_length or encoder.max_length, encoder.max_length)
     if encoder.prompt:
         texts = [encoder.prompt + text for text in texts]
-    elif any(encoder.prompts.values()):
+    elif encoder.prompt is None and any(encoder.prompts.values()):
         note(f"{encoder.name}: of its prompts {[*encoder.prompts]}, none is put before a text")
     token_ids = encoder.tokenizer(list(texts), truncation=True, max_length=limit).input_ids
     for text, ids in zip(texts, token_ids):
@@ -369,8 +369,8 @@ class Encoder(nn.Module):
 
     `pooling`: "mean", "cls" or "lasttoken"; then `heads`, dense layers of (linear, activation);
     then L2 normalization if `normalize`. `width`: dimension before the heads. `max_length`: in
-    tokens. `prompt`: put before each text; `prompts`: all by name. `settings`: the content of
-    config_sentence_transformers.json; `entries`: of modules.json; `files`: {name: bytes} of COPIED.
+    tokens. `prompt`: put before each text, or None; `prompts`: all by name. `settings`, `entries`:
+    config_sentence_transformers.json and modules.json; `files`: {name: bytes} of COPIED.
     """
 
     def __init__(self, name, kind=transformers.AutoModel, dropout=None, **options):
@@ -395,7 +395,7 @@ class Encoder(nn.Module):
         self.settings = read(self.folder / "config_sentence_transformers.json", {})
         self.prompts = self.settings.get("prompts") or {}
         default = self.settings.get("default_prompt_name")
-        self.prompt = self.prompts[default] if default else ""
+        self.prompt = self.prompts[default] if default else None
         self.heads, self.normalize = nn.Sequential(), False
 
     def read_model(self, folder, kind, dropout, options):
@@ -533,8 +533,8 @@ def read_modules(encoder):
 def keep_layers(model, layers):
     """Keep only `layers`, such as "1,3,5", in that order. In place. Raises UserError."""
     depth = model.config.num_hidden_layers
-    modules = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    stacks = [part for part in modules if len(part) == depth]  # none in ALBERT, four in XLM
+    # One list holds the layers, except in ALBERT, which has none, and in XLM, which has four.
+    stacks = [x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == depth]
     kept = [int(number) for number in layers.split(",") if number in map(str, range(depth))]
     if len(stacks) != 1 or len({*kept}) < len(layers.split(",")):  # unknown, or named twice
         found = f"it has {len(stacks)} lists of layers 0 to {depth - 1}; name some once, as in 1,3"

@@ -171,13 +171,6 @@ def read_training(beir, dev_queries):
 # ---- Search --------------------------------------------------------------------------------------
 
 
-class NoFurther(str):
-    """An empty prompt that counts as one: tokenize() neither adds another, nor misses it."""
-
-    def __bool__(self):
-        return True
-
-
 def set_prompts(encoder, args):
     """Set `query_prompt` and `passage_prompt`: given options, or the folder's prompts."""
     prompts = {name: text or "" for name, text in encoder.prompts.items()}
@@ -186,7 +179,7 @@ def set_prompts(encoder, args):
     passage = prompts.get("passage", prompts.get("document", default))
     encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
     encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
-    encoder.prompt = NoFurther()  # these replace it
+    encoder.prompt = ""  # these replace it
 
 
 def similarity_of(encoder, given=None):

@@ -192,7 +192,7 @@ def all_ids(encoder, sentences):
     """The ids of all tokens of the sentences, also of those that the model is too short for."""
     ids = []
     for chunk in chunks(sentences, 10_000):
-        texts = [encoder.prompt + text for text in chunk]
+        texts = [(encoder.prompt or "") + text for text in chunk]
         ids += [np.array(tokens, np.int32) for tokens in encoder.tokenizer(texts).input_ids]
     return np.concatenate(ids)
 

@@ -243,7 +243,7 @@ def test_teacher_embeddings_follow_all_that_they_depend_on(models_folder, cache,
     for number, change in enumerate(CHANGES.values(), 5):
         other = copy.deepcopy(teacher)
         change(other)
-        other.settings, other.prompts = dict(default_prompt_name="a"), dict(a=other.prompt)
+        other.settings, other.prompts = dict(default_prompt_name="a"), dict(a=other.prompt or "")
         common.save_encoder(other, tmp_path / str(number))
         other = common.load_encoder(tmp_path / str(number))
         other.name = teacher.name
