@@ -131,7 +131,7 @@ class Options:
     pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, pooler)
     dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
 
-    train: str = None  # sentences, or a .csv of triplets (default: the file ffgcc/NEWS5M; §4.1)
+    train: str = None  # sentences, or a .csv of triplets (default: news5m.en of the Hub; §4.1)
     triplets: str = None  # stage 2: CSV sent0,sent1,hard_neg (default: nli_for_simcse.csv; §4.1)
     dev: str = None  # scored pairs (TSV) or senteval.tar; they choose the best (default: STS-B dev)
 
@@ -303,7 +303,7 @@ def finetune(student, triplets, dev_pairs, run, args):
 def main():
     args = read_options(Options, __doc__)
     args.stage = args.stage or ("distill" if args.train and not args.triplets else "both")
-    args.train = args.train or "ffgcc/NEWS5M"
+    args.train = args.train or "news5m.en"
     args.triplets = args.triplets or "nli_for_simcse.csv"
     stages = ["distill", "finetune"] if args.stage == "both" else [args.stage]
     dev_pairs = read_dev(args.dev)

@@ -2,8 +2,8 @@
 """Code shared by all scripts; nothing here belongs to a method.
 
 To audit a score, read the script's embed(), which pools, and this file down to the ruler (a line
-of "="), which needs torch, numpy and scipy alone; then Encoder, load_encoder() and read_modules(),
-which decide on pooling, prompt and maximum length, and read_dev(). The rest is about runs.
+of "="), which needs torch, numpy and scipy alone; then Encoder, load_encoder(), read_modules() and
+read_dev(). The rest is about runs.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from scipy.stats import spearmanr
 
 # ---- Errors --------------------------------------------------------------------------------------
 
-LACK_OF_MEMORY = re.compile("(?i)memoryerror|(out of|cate) memory|bad_alloc|a primitive|new thread")
+DISK = "choose another place (--output; XDG_CACHE_HOME for the cache), or free disk space"
 
 
 class UserError(Exception):
@@ -30,15 +30,18 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def one_line_errors(place, advice):
-    """Convert exceptions, except for a lack of memory, into UserError "place: reason; advice"."""
+    """Convert any other exception into UserError "place: reason; advice"."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:  # of json, csv, gzip, safetensors, transformers, the system, ...
-        if isinstance(error, UserError) or LACK_OF_MEMORY.search(repr(error)):
-            raise
-        words = (getattr(error, "strerror", None) or f"{error}").split()
-        reason = " ".join(words)[:300] or type(error).__name__
-        raise UserError(f"{place}: {reason}; {advice}") from error
+        if getattr(error, "filename", None):  # the system's words say enough
+            raise UserError(f"{error.filename}: {error.strerror}") from error
+        words = f"{error}"
+        if not words or isinstance(error, (LookupError, TypeError, AttributeError)):
+            words = f"it is not as expected ({error!r})"  # these are about code
+        raise UserError(f"{place}: {' '.join(words.split())[:300]}; {advice}") from error
 
 
 @functools.cache  # once
@@ -65,11 +68,11 @@ def tokenize(encoder, texts, max_length=None):
     elif encoder.prompt is None and any(encoder.prompts.values()):
         note(f"{encoder.name}: of its prompts {[*encoder.prompts]}, none is put before a text")
     token_ids = encoder.tokenizer(list(texts), truncation=True, max_length=limit).input_ids
-    for text, ids in zip(texts, token_ids):
-        if not ids:
-            raise UserError(f"{encoder.name}: it finds no token in {text!r:.60}; remove this text")
-        if len(ids) == limit:
-            note(f"{encoder.name}: of a long text, it reads the first {limit} tokens")
+    if [] in token_ids:
+        text = texts[token_ids.index([])]
+        raise UserError(f"{encoder.name}: it finds no token in {text!r:.60}; remove this text")
+    if limit in map(len, token_ids):
+        note(f"{encoder.name}: of a long text, it reads the first {limit} tokens")
     return token_ids
 
 
@@ -90,14 +93,12 @@ class Batches:
             raise UserError("there is one training example; training needs two or more")
         self.count, self.batch_size, self.seed, self.lengths = count, batch_size, seed, lengths
         self.per_epoch = math.ceil(count / batch_size)
-        self.drawn = {}
 
     def __getitem__(self, step):
         epoch, position = divmod(step, self.per_epoch)
-        if epoch not in self.drawn:
-            self.drawn = {epoch: self.draw(epoch)}
-        return self.drawn[epoch][position]
+        return self.draw(epoch)[position]
 
+    @functools.lru_cache(1)  # each epoch is drawn once
     def draw(self, epoch):
         """The batches of an epoch -> list of arrays of row numbers."""
         rng = np.random.default_rng([self.seed, epoch])
@@ -188,7 +189,7 @@ def spearman(embed, encoder, pairs, vectors_of=encode):
     vectors = vectors_of(embed, encoder, texts)
     unit = dict(zip(texts, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)))
     cosines = [(unit[a] * unit[b]).sum() for a, b in zip(first, second)]
-    if np.ptp(gold) == 0 or np.ptp(cosines) < 1e-6:  # constant, up to rounding
+    if min(np.ptp(gold), np.ptp(cosines)) < 1e-6:  # constant, up to rounding
         raise UserError(f"{encoder.name}: the scores or the cosines of all pairs are equal")
     return 100 * float(spearmanr(cosines, gold).statistic)
 
@@ -221,7 +222,7 @@ def read_sentences(path):
         return list(dict.fromkeys(itertools.chain(*read_triplets(path))))
     form = "a file of sentences is UTF-8 text with one sentence per line"
     sentences = list(read_lines(path, str.strip, form))
-    other = re.compile(r'[][{}]|".*",?$|"\w*" *:|.*\t|version http|oid sha')  # JSON, a table, ...
+    other = re.compile(r'[][{}]|".*",?$|"\w*" *:|<.*>$|.*\t|version http|oid sha')  # JSON, ...
     others = [text for text in sentences if other.match(text)]
     if len(others) > len(sentences) / 2:
         found = f"{len(others)} of {len(sentences)} lines are no sentences"
@@ -251,8 +252,8 @@ def read_scored_pairs(path, columns=(0, 1, 2)):
     """
 
     def parse(line):
-        fields = [field.strip() for field in [*line.split("\t"), *[""] * 7]]
-        first, second, score = [fields[i] for i in columns]
+        fields = [*line.split("\t"), *[""] * 7]
+        first, second, score = [fields[i].strip() for i in columns]
         if score.endswith("score"):
             return None
         if not (first and second and 0 <= float(score) <= 5):  # also refuses NaN
@@ -276,7 +277,6 @@ import shutil
 import time
 from pathlib import Path
 from typing import Literal, get_args
-
 import huggingface_hub
 import transformers
 from safetensors.torch import load_file, save_file
@@ -284,8 +284,7 @@ from torch import nn
 from tqdm import tqdm
 
 BAR = dict(mininterval=1 if os.isatty(2) else 30)  # seconds between two updates
-CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-CACHE = Path(CACHE, "sentence-distillation")
+CACHE = Path(os.getenv("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sentence-distillation")
 
 # ---- The teacher's embeddings --------------------------------------------------------------------
 
@@ -305,8 +304,7 @@ def teacher_embeddings(embed, teacher, texts, max_length=None, precision="fp32")
     The file is named by a hash of all that embed() reads: its source, the teacher's weights,
     settings and tokenizer, the texts. extras/distributed.py replaces this function.
     """
-    plain = [value for value in vars(teacher).values() if isinstance(value, (str, int))]
-    settings = [inspect.getsource(embed), teacher, teacher.model.config, plain, teacher.files]
+    settings = [inspect.getsource(embed), vars(teacher), teacher.model.config]
     weights = [value.cpu().numpy() for value in teacher.state_dict().values()]
     file = CACHE / f"teacher-{digest([*settings, *weights, max_length, precision, *texts])}.float32"
     if not file.exists():
@@ -322,29 +320,28 @@ def read_embeddings(path, count):
         embeddings = np.lib.format.open_memmap(path, mode="r")
         if embeddings.dtype.kind != "f" or embeddings.shape[:-1] != (count,):
             raise ValueError(f"{embeddings.dtype} {embeddings.shape} for {count} texts")
-        for chunk in chunks(embeddings, 100_000):
-            lengths = np.linalg.norm(chunk.astype(np.float32), axis=1)
-            if not ((lengths > 0) & (lengths < np.inf)).all():
-                raise ValueError("an embedding is zero or not finite")
-    return embeddings.astype(np.float32, copy=False)
+        embeddings = embeddings.astype(np.float32, copy=False)
+        squares = np.einsum("nd,nd->n", embeddings, embeddings)
+        if not ((squares > 0) & (squares < np.inf)).all():
+            raise ValueError("an embedding is zero or not finite")
+    return embeddings
 
 
 def token_lengths(args, encoder, *columns):
     """Numbers of tokens [n], summed over columns of n texts; None without --group-by-length."""
     if not args.group_by_length:
         return None
-    counts = []
-    for texts in columns:
-        tokenized = (tokenize(encoder, chunk, args.max_length) for chunk in chunks(texts, 10_000))
-        counts.append([len(ids) for token_ids in tokenized for ids in token_ids])
-    return np.sum(counts, axis=0)
+    lengths = []
+    for chunk in chunks([*itertools.chain(*columns)], 10_000):
+        lengths += map(len, tokenize(encoder, chunk, args.max_length))
+    return np.reshape(lengths, (len(columns), -1)).sum(axis=0)
 
 
 # ---- Model folders -------------------------------------------------------------------------------
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SENTEVAL = "senteval.tar"
-HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", SENTEVAL)  # SimCSE's data sets
+HUB_FILES = ("wiki1m_for_simcse.txt", "nli_for_simcse.csv", "news5m.en", SENTEVAL)
 Pooling = Literal["mean", "cls", "lasttoken", "pooler"]
 # SimCSE's models on the Hub do not state their pooling; for a local copy, give --teacher-pooling.
 HUB_POOLINGS = {"princeton-nlp/unsup": "cls", "princeton-nlp/sup": "pooler"}
@@ -399,16 +396,15 @@ class Encoder(nn.Module):
         self.heads, self.normalize = nn.Sequential(), False
 
     def read_model(self, folder, kind, dropout, options):
-        for name in ("config.json", "tokenizer_config.json", "adapter_config.json"):
-            content = read_json(folder / name, {})
-            if found := {"auto_map", "peft_type", "quantization_config"} & {*content}:
-                raise UserError(f"{folder / name}: {min(found)} is not supported; {OTHER_WAY}")
+        for path in folder.glob("*config.json"):
+            if key := re.search("auto_map|peft_type|quantization_config", path.read_text("utf-8")):
+                raise UserError(f"{path}: {key[0]} is not supported; {OTHER_WAY}")
         config = transformers.AutoConfig.from_pretrained(folder, **options)
+        config.use_cache = False  # of keys and values, for decoders that generate
         if config.is_encoder_decoder:
             raise ValueError("it has an encoder and a decoder, which is not supported")
-        config.use_cache = False  # of keys and values, for decoders that generate
         for key, value in config.to_dict().items():
-            if re.search("dropout|pdrop$", key) and isinstance(value, (int, float)):
+            if re.search("dropout|pdrop$", key) and type(value) in (int, float):
                 setattr(config, key, value if dropout is None else dropout)
         options = dict(config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
         self.model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
@@ -430,7 +426,7 @@ class Encoder(nn.Module):
             raise ValueError("it has no tokenizer")
         if any(self.tokenizer("a").get("token_type_ids", ())):
             raise ValueError("its tokenizer gives token types other than 0")
-        if max(numbers) >= self.model.get_input_embeddings().num_embeddings:
+        if max(numbers) >= len(self.model.get_input_embeddings().weight):
             raise ValueError("its weights have no row for some token of its tokenizer")
 
     @property
@@ -446,8 +442,10 @@ def load_encoder(
     pooling: instead of the folder's ("pooler": its own dense + tanh on [CLS]); otherwise: if it has
     none; layers: "1,3,5" alone; dropout: of all rates; precision: in which it will train.
     """
-    with one_line_errors(name, "a model folder has config.json, all weights and its tokenizer"):
+    with one_line_errors(name, f"if its folder is complete, {OTHER_WAY}"):
         encoder = Encoder(name, dropout=dropout)
+        if "Classification" in f"{encoder.model.config.architectures}":
+            note(f"{name}: it is a classifier, of which only the encoder is read")
         encoder.pooling = pooling or HUB_POOLINGS.get(f"{name}".split("-simcse-")[0], otherwise)
         if not pooling and len(encoder.entries) > 1:
             read_modules(encoder)
@@ -457,7 +455,7 @@ def load_encoder(
         if encoder.pooling == "pooler":
             encoder.pooling = "cls"
             if pooler:
-                encoder.heads.append(nn.Sequential(pooler.dense, nn.Tanh()))
+                encoder.heads.append(nn.Sequential(getattr(pooler, "dense", pooler), nn.Tanh()))
             elif pooling:
                 raise ValueError("it has no pooler")
         if layers:
@@ -486,7 +484,7 @@ def resolve_model(name):
     if name == MINILM and package:
         return Path(package.submodule_search_locations[0], "model")
     # Pickled weights only where there are no others; transformers runs no code of them.
-    patterns = ["*.json", "*.txt", "*.model", "*.spm", "*.codes", "*.safetensors"]
+    patterns = ["*.json", "*.txt", "*.md", "*.model", "*.spm", "*.codes", "*.safetensors"]
     with one_line_errors(name, f"there is no such folder; get it from huggingface.co/{name}"):
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
         if not any(folder.glob("model*.safetensors")):
@@ -516,14 +514,12 @@ def read_modules(encoder):
         place = encoder.folder / entry["path"]
         config = read_settings(place / "config.json", {})
         if kind == "Pooling":
-            flags = [
-                key.split("_")[2] for key, is_set in config.items() if is_set and "mode_" in key
-            ]
+            flags = [key.split("_")[2] for key in config if "mode_" in key and config[key]]
             encoder.pooling = config.get("pooling_mode", "+".join(flags))
         elif kind == "Dense":
             linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
             tensors = load_file(place / "model.safetensors")
-            linear.load_state_dict({key.removeprefix("linear."): tensors[key] for key in tensors})
+            nn.ModuleDict(dict(linear=linear)).load_state_dict(tensors)
             activation = getattr(nn, config["activation_function"].split(".")[-1])
             encoder.heads.append(nn.Sequential(linear, activation()))
     if encoder.pooling not in ("mean", "cls", "lasttoken"):
@@ -535,11 +531,11 @@ def keep_layers(model, layers):
     depth = model.config.num_hidden_layers
     # One list holds the layers, except in ALBERT, which has none, and in XLM, which has four.
     stacks = [x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == depth]
-    kept = [int(number) for number in layers.split(",") if number in map(str, range(depth))]
-    if len(stacks) != 1 or len({*kept}) < len(layers.split(",")):  # unknown, or named twice
-        found = f"it has {len(stacks)} lists of layers 0 to {depth - 1}; name some once, as in 1,3"
+    stack = stacks[0] if len(stacks) == 1 else []
+    kept = [int(number) for number in layers.split(",") if number in map(str, range(len(stack)))]
+    if len({*kept}) < len(layers.split(",")):  # unknown, or named twice
+        found = f"layers that can be kept: {[*range(len(stack))]}; name each once, as in 1,3"
         raise UserError(f"--student-layers {layers}: {found}")
-    stack = stacks[0]
     cut = [stack[number] for number in kept]
     del stack[:]
     stack.extend(cut)
@@ -555,8 +551,7 @@ def save_encoder(encoder, folder, poolings=(), **further):
     Tokenizer and prompts are those of the folder that the encoder was loaded from. poolings: other
     modules than one for encoder.pooling, (kind, config, tensors); further: keys of their first.
     """
-    width = encoder.model.config.hidden_size
-    pooling = dict(pooling_mode=encoder.pooling, word_embedding_dimension=width)
+    pooling = dict(pooling_mode=encoder.pooling, word_embedding_dimension=encoder.width)
     modules = [("Transformer", {}, {}), *(poolings or [("Pooling", pooling, {})])]
     for linear, activation in encoder.heads:
         config = dict(in_features=linear.in_features, out_features=linear.out_features)
@@ -567,7 +562,7 @@ def save_encoder(encoder, folder, poolings=(), **further):
         modules.append(("Normalize", {}, {}))
     new = Path(folder) / ".saving"
     shutil.rmtree(new, ignore_errors=True)
-    with one_line_errors(folder, "the model could not be saved"):
+    with one_line_errors(folder, DISK):
         encoder.model.save_pretrained(new)
         for name, content in encoder.files.items():
             (new / name).write_bytes(content)
@@ -578,7 +573,7 @@ def save_encoder(encoder, folder, poolings=(), **further):
         for number, (kind, config, tensors) in enumerate(modules):
             path = f"{number}_{kind}" if number else ""
             kind = f"sentence_transformers.models.{kind}"
-            entries.append(dict(idx=number, name=str(number), path=path, type=kind))
+            entries.append(dict(idx=number, name=f"{number}", path=path, type=kind))
             if number:
                 write_json(new / path / "config.json", config)
             if tensors:
@@ -587,7 +582,7 @@ def save_encoder(encoder, folder, poolings=(), **further):
         ours = encoder.model.state_dict()
         read = type(encoder.model).from_pretrained(new, dtype=torch.float32).state_dict()
         if not all(torch.equal(ours[key].cpu(), read[key]) for key in ours):
-            raise ValueError("what is read from it is another model than was saved")
+            raise UserError(f"{folder}: what is read from it is another model than was saved")
         shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)  # moves files
         shutil.rmtree(new)
         write_json(Path(folder) / "modules.json", entries)
@@ -597,20 +592,20 @@ def resolve_data(name):
     """A path, or one of HUB_FILES on the Hub -> Path, of a tar file unpacked. Raises UserError."""
     path = Path(name)
     if name in HUB_FILES and not path.exists():
-        path = download("princeton-nlp/datasets-for-simcse", name)
+        simcse = "princeton-nlp/datasets-for-simcse"
+        path = download("ffgcc/NEWS5M" if name == "news5m.en" else simcse, name)
     if path.suffix != ".tar":
         return path
-    with one_line_errors(path, "it must be a complete tar file"):
-        folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
-        if not folder.exists():
-            with replacing(folder) as new:
-                shutil.unpack_archive(path, new, "tar", filter="data")  # nothing outside of `new`
+    folder = CACHE / f"{path.stem}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
+    if not folder.exists():
+        with one_line_errors(path, "it must be a complete tar file"), replacing(folder) as new:
+            shutil.unpack_archive(path, new, "tar", filter="data")  # nothing outside of `new`
     return folder
 
 
-def download(repository, file):
+def download(repository, file, advice="put it into this folder; or give --dev, --train, ..."):
     """A file of a data set on the Hub -> local Path. Raises UserError."""
-    with one_line_errors(file, f"give --dev, --train or get huggingface.co/datasets/{repository}"):
+    with one_line_errors(f"{file} of huggingface.co/datasets/{repository}", advice):
         return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
 
 
@@ -681,7 +676,7 @@ class Run:
             for part, content in zip(state, contents):
                 part.load_state_dict(content)
         with open(self.folder / "metrics.jsonl", "ab") as file:
-            file.truncate(min(log_size, file.tell()))  # without what came after the checkpoint
+            file.truncate(log_size)  # without what came after the checkpoint
         self.bar = tqdm(desc=self.stage, total=total, initial=step, **BAR)
         self.saved_at = time.perf_counter()
         return step, queue
@@ -691,7 +686,7 @@ class Run:
         if time.perf_counter() - self.saved_at >= CHECKPOINT_SECONDS and step % LOG_STEPS == 0:
             log_size = (self.folder / "metrics.jsonl").stat().st_size
             progress = (step, self.best, self.best_step, log_size, queue)
-            with one_line_errors(self.saved, "free disk space"), replacing(self.saved) as new:
+            with one_line_errors(self.saved, DISK), replacing(self.saved) as new:
                 torch.save([progress, *[part.state_dict() for part in state]], new)
             self.saved_at = time.perf_counter()
 
@@ -705,9 +700,9 @@ class Run:
             line[name] = value.item() if torch.is_tensor(value) else value
             if not math.isfinite(line[name]):
                 raise UserError(f"{self.folder}: {name} is {line[name]} at step {step}; lower --lr")
-        # The bar shows the dev score or the loss, with three significant digits.
         self.bar.set_postfix({name: line[name] for name in ("dev", "loss") if name in line})
-        with open(self.folder / "metrics.jsonl", "a") as file:
+        path = self.folder / "metrics.jsonl"
+        with one_line_errors(path, DISK), open(path, "a") as file:
             file.write(json.dumps(line) + "\n")
 
     def is_best(self, step, dev):
@@ -729,11 +724,19 @@ class Run:
         self.write_card()
 
     def write_card(self):
-        """Write scores.json, then README.md: the table, and the command."""
+        """Write scores.json, then README.md: what the Hub reads, the table, the command."""
         write_json(self.folder / "scores.json", self.scores)
+        source = self.args.student or self.args.teacher
+        head = dict(tags="[sentence-similarity, feature-extraction]")
+        for card in resolve_model(source).glob("README.md"):
+            pattern = r"^(license|base_model):\s*(?:- )?([\w./-]+)$"
+            head |= re.findall(pattern, card.read_text("utf-8", "replace"), re.M)
+        if not Path(source).exists():
+            head["base_model"] = source  # its name on the Hub
+        head = "\n".join(f"{key}: {value}" for key, value in head.items())
         command = f"Command: `{shlex.join(['python', *sys.orig_argv[1:]])}`"
         with replacing(self.folder / "README.md") as new:
-            new.write_text(f"{table(self.scores)}\n\n{command}\n", "utf-8")
+            new.write_text(f"---\n{head}\n---\n\n{table(self.scores)}\n\n{command}\n", "utf-8")
         self.saved.unlink(missing_ok=True)
         note(f"saved {self.folder}")
 
@@ -803,9 +806,7 @@ def run_main(main):
         message = "interrupted; the same command continues a run"
     except (UserError, OSError) as error:
         message = f"{error}"
-    except Exception as error:
-        if not LACK_OF_MEMORY.search(repr(error)):
-            raise  # a fault of this project
+    except (MemoryError, torch.OutOfMemoryError) as error:
         message = f"out of memory ({error!s:.150}); use a smaller batch, --max-length or model"
     for bar in [*tqdm._instances]:
         bar.close()  # so that the error is the last line
@@ -843,8 +844,7 @@ def replacing(path):
         yield new
         os.replace(new, path)
     except OSError as error:  # such as a full disk
-        advice = "free disk space, or choose another --output, or XDG_CACHE_HOME for the cache"
-        raise UserError(f"{path}: {error.strerror or error}; {advice}") from error
+        raise UserError(f"{path}: {error.strerror or error}; {DISK}") from error
     finally:
         if new.is_file():
             new.unlink()

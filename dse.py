@@ -414,7 +414,8 @@ def read_sets(args):
             paths = [Path(args.data, f"{part}.jsonl") for part in parts]
         else:
             splits = map(Path, parts)  # TASK/SPLIT
-            paths = [download(f"SetFit/{x.parent}", f"{x.name}.jsonl") for x in splits]
+            advice = "give --data, or --train and --dev"
+            paths = [download(f"SetFit/{x.parent}", f"{x.name}.jsonl", advice) for x in splits]
         pairs = [pair for path in paths for pair in read_labeled_pairs(path, task)]
         if pairs:
             first, second, labels = zip(*pairs)

@@ -120,8 +120,10 @@ def read_data(args):
     if args.pairs:
         return {file: read_scored_pairs(file) for file in args.pairs}
     sets = read_sts(resolve_data(args.senteval), args.split)
-    with one_line_errors("--sets", f"choose from {','.join(sets)}"):
-        return {name: sets[name] for name in (args.sets.split(",") if args.sets else sets)}
+    names = args.sets.split(",") if args.sets else [*sets]
+    if not {*names} <= {*sets}:
+        raise UserError(f"--sets {args.sets}: choose from {','.join(sets)}")
+    return {name: sets[name] for name in names}
 
 
 def main():

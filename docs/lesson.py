@@ -96,6 +96,7 @@ def main():
             if run_name(title, seed) not in measured():
                 measure(title, seed)
     PAGE.write_text(filled(TEXT), "utf-8")
+    print(f"{PAGE} has the results of {len(measured())} runs")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Options:
     pooling: Pooling = None  # of the student (default: the teacher's if cut, its folder's, paper's)
     dropout: in_range(float, 0, 0.99) = None  # of the student (default: its folder's; 0 if cut)
 
-    train: str = None  # sentences, or a .csv of triplets (by paper: NEWS5M; NLI; NLI)
+    train: str = None  # sentences, or a .csv of triplets (by paper: News-5m; NLI; NLI)
     pairs: str = None  # instead: TSV of both views of each sentence
     labeled: str = None  # metakd, instead: TSV of a sentence and its domain
     beir: str = None  # instead: BEIR folder or data set; MRR@10 on its dev queries is the dev score
@@ -379,7 +379,7 @@ def choose_defaults(args):
             setattr(args, name, value)
     teacher = "unsup" if args.method in CONGEN else "sup"
     args.teacher = args.teacher or f"princeton-nlp/{teacher}-simcse-roberta-large"
-    train = "ffgcc/NEWS5M" if args.method in DISTILCSE else "nli_for_simcse.csv"
+    train = "news5m.en" if args.method in DISTILCSE else "nli_for_simcse.csv"
     args.train = args.train or train
     # What extras/ibkd_dr.py has options for:
     args.dev_queries, args.query_prompt, args.passage_prompt = 2000, None, None

@@ -5,7 +5,9 @@ Both embed thirteen texts: too long ones, capitals, other scripts, texts without
 has the lowest cosine of a text's two vectors: one row for what the folder does by default and, if
 it has prompts, one without a prompt and one for each of them. If a cosine is below 0.9999, the
 last line names the text, and the exit status is 2. It is 2, too, if the vector of a text changes
-with the padding beside it, or if the tokenizer does not add a token that its settings ask for.
+with the padding beside it, or if the tokenizer does not add a token that its settings ask for. Of
+a classifier, the encoder is compared, and the logits of pairs, which dse.py reads, are only tried
+beside padding.
 
   python -m extras.check runs/ckd sentence-transformers/all-MiniLM-L6-v2
 """
@@ -14,7 +16,8 @@ import json
 
 import torch
 
-from common import OTHER_WAY, UserError, embed_texts, encode, note, one_line_errors, tokenize
+import dse
+from common import OTHER_WAY, UserError, embed_texts, encode, one_line_errors, tokenize
 from common import read_json, read_options, resolve_model, run_main
 from eval_sts import load
 
@@ -54,17 +57,28 @@ def load_other(name):
 
 
 @torch.no_grad()
-def changes_with_padding(encoder, embed):
-    """True if the vector of "a" alone is another than beside a longer text, as in FNet."""
-    alone, padded = [embed_texts(embed, encoder, texts)[0] for texts in (["a"], ["a", LONGER])]
+def changes_with_padding(encoder, embed, short="a", longer=LONGER):
+    """True if the vector of `short` alone is another than beside a longer text, as in FNet."""
+    alone, padded = [embed_texts(embed, encoder, texts)[0] for texts in ([short], [short, longer])]
     return not (padded - alone).abs().max() <= ROUNDING * alone.abs().max()  # also NaN
+
+
+def check_logits(name, config):
+    """Raise UserError if a classifier's logits of a pair change with the padding beside it."""
+    task = {1: "stsb", 2: "mrpc", 3: "mnli"}.get(config.num_labels)
+    if task is None:  # dse.py reads no such classifier
+        return
+    with one_line_errors(name, "it must score a pair, alone and beside a longer one"):
+        teacher = dse.load_cross_encoder(name, task)
+        if changes_with_padding(teacher, dse.pair_logits, ("a", "b"), ("a", LONGER)):
+            raise UserError(f"{name}: the logits of a pair change with the padding beside it")
 
 
 def check_alone(name, encoder, embed):
     """Raise UserError for what no script notices on loading, and changes vectors."""
-    for kind in encoder.model.config.architectures or ():
-        if kind.endswith("ForSequenceClassification"):
-            note(f"{name}: it is a classifier; only its encoder is read")
+    config = encoder.model.config
+    if "ForSequenceClassification" in f"{config.architectures}":
+        check_logits(name, config)
     ids = tokenize(encoder, ["a"])[0]
     special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
     settings = json.loads(encoder.files.get("tokenizer_config.json", "{}"))

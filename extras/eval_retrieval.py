@@ -36,6 +36,7 @@ from tqdm import tqdm
 from common import BAR, UserError, download, encode, load_encoder, note, read_lines
 from common import Device, Pooling, read_options, run_main, table, write_json
 from eval_sts import embed
+from extras.trim import Count
 
 MEASURES = ("cosine", "dot")
 METRICS = ("MRR@10", "nDCG@10", "Recall@10", "Recall@100", "Recall@1000")
@@ -67,7 +68,8 @@ def find(beir, name):
     """A file of a BEIR folder or of a data set on the Hub -> Path. Raises UserError."""
     if not Path(beir).exists():
         folder, _, file = name.rpartition("/")
-        return download(f"{beir}-{folder}", file) if folder else download(beir, f"{file}.gz")
+        repository, file = (f"{beir}-{folder}", file) if folder else (beir, f"{file}.gz")
+        return download(repository, file, "give a folder to --beir")
     path, gzipped = Path(beir, name), Path(beir, f"{name}.gz")
     return gzipped if gzipped.exists() and not path.exists() else path
 
@@ -119,7 +121,7 @@ def read_split(beir, split, numbers=None):
 
     absent = {}  # {id: number}
     path = find(beir, f"qrels/{split}.tsv")
-    form = "a line is query-id, corpus-id, score, with tabs; queries.jsonl must have the query's id"
+    form = "a line is query-id (of queries.jsonl), corpus-id and a whole score, with tabs"
     answers = {}
     for query, text, number, score in read_lines(path, parse, form):
         scores = answers.setdefault((query, text), {})
@@ -180,6 +182,10 @@ def set_prompts(encoder, args):
     encoder.query_prompt = query if args.query_prompt is None else args.query_prompt
     encoder.passage_prompt = passage if args.passage_prompt is None else args.passage_prompt
     encoder.prompt = ""  # these replace it
+    used = (encoder.query_prompt, encoder.passage_prompt)
+    unused = [name for name, text in prompts.items() if text and text not in used]
+    if unused:
+        note(f"{encoder.name}: of its prompts, {unused} are put before no text")
 
 
 def similarity_of(encoder, given=None):
@@ -311,7 +317,7 @@ def main():
         similarity = similarity_of(encoder, args.similarity)
         scores = evaluate(embed, encoders, queries, answers, corpus, similarity)
         speed = passages_per_second(encoders[1], args.beir)
-        rows[name] = scores | {"bytes": 4 * encoder.dimension, "passages/s": speed}
+        rows[name] = scores | {"bytes": Count(4 * encoder.dimension), "passages/s": speed}
     if args.json:
         write_json(Path(args.json), rows)
     print(table(rows))

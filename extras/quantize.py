@@ -143,6 +143,7 @@ def write_onnx(name, folder, group_size=32):
     encoder.eval()
     files = {kind: Path(folder, f"{kind}.onnx") for kind in ROWS}
     with one_line_errors(name, "torch must be able to export it as an ONNX file below 2 GB"):
+        note(f"{name}: exporting it, then rounding its weights; this takes about a minute")
         export(encoder, embed, files["fp32"])
         for kind, operators in (("linear", LINEAR), ("int8", [*LINEAR, "Gather"])):
             options = dict(per_channel=True, op_types_to_quantize=operators)
@@ -247,6 +248,7 @@ def main():
             if args.at_most is not None:
                 shown = {TORCH_ROWS[0], ROWS[kind], *shown}
             models = {row: models[row] for row in models if row in shown}
+            note(f"{args.model}: embedding all texts in {args.rounds} rounds, {len(models)} models")
             rows = measure(encoder, models, sets, args.rounds)
             print(table(rows))
             if args.at_most is not None:

@@ -108,11 +108,11 @@ def test_a_decoder_keeps_no_keys_and_values_and_computes_in_fp32(build, name):
 
 REFUSED = [
     ("t5", None, "an encoder and a decoder"),
-    ("albert", "0,2", "--student-layers 0,2: it has 0 lists of layers"),
-    ("xlm", "0,2", "--student-layers 0,2: it has 4 lists of layers"),
-    ("bert", "1,4", "--student-layers 1,4: it has 1 lists of layers 0 to 3; name some once"),
-    ("bert", "1,", "--student-layers 1,: it has 1 lists of layers 0 to 3"),
-    ("bert", "1,1", "--student-layers 1,1: it has 1 lists of layers 0 to 3"),
+    ("albert", "0,2", r"--student-layers 0,2: layers that can be kept: \[\]"),
+    ("xlm", "0,2", r"--student-layers 0,2: layers that can be kept: \[\]"),
+    ("bert", "1,4", r"--student-layers 1,4: layers that can be kept: \[0, 1, 2, 3\]; name each"),
+    ("bert", "1,", r"--student-layers 1,: layers that can be kept: \[0, 1, 2, 3\]"),
+    ("bert", "1,1", r"--student-layers 1,1: layers that can be kept: \[0, 1, 2, 3\]"),
 ]
 
 
@@ -120,6 +120,24 @@ REFUSED = [
 def test_what_cannot_be_read_or_cut_is_refused(build, name, layers, reason):
     with pytest.raises(common.UserError, match=reason):
         common.load_encoder(build(name), layers=layers)
+
+
+def test_alberts_pooler_is_a_head(build):
+    """Its linear layer has no further name."""
+    encoder = common.load_encoder(build("albert"), "pooler").eval()
+    model = transformers.AutoModel.from_pretrained(encoder.folder).eval()
+    ids = torch.tensor(common.tokenize(encoder, TEXTS[:1]))
+    with torch.no_grad():
+        expected = model(ids).pooler_output
+        found = ckd.embed(encoder, ids, torch.ones_like(ids))
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_a_switch_that_is_named_dropout_is_no_rate(build):
+    """ESM's token_dropout is true or false."""
+    encoder = common.load_encoder(build("esm"), "mean", dropout=0.3)
+    config = encoder.model.config
+    assert (config.token_dropout, config.hidden_dropout_prob) == (False, 0.3)
 
 
 UNREADABLE = [

@@ -192,7 +192,7 @@ def test_four_steps_are_those_of_the_paper(
 
 
 PAPERS = {  # epochs, batch size, rate, patience, max. length, steps between scores, teacher, data
-    "metakd": (20, 512, None, 3, 64, 125, "sup", "ffgcc/NEWS5M"),
+    "metakd": (20, 512, None, 3, 64, 125, "sup", "news5m.en"),
     "skd": (20, 128, 5e-5, 7, 128, 512, "unsup", "nli_for_simcse.csv"),
     "hpd": (10, 256, 1e-4, 0, 128, 500, "sup", "nli_for_simcse.csv"),
 }

@@ -136,10 +136,21 @@ def test_a_token_that_the_tokenizer_does_not_add(models_folder, call_main, fails
 
 def test_a_classifier_is_named(models_folder, tokenizer, call_main, monkeypatch, tmp_path):
     said = []
-    monkeypatch.setattr(check, "note", said.append)
+    monkeypatch.setattr(common, "note", said.append)
     config = transformers.AutoConfig.from_pretrained(models_folder / "bert")
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     found = rows(call_main(check, tmp_path, models_folder / "bert"))
     assert min(found.values()) > 0.9999
-    assert said == [f"{tmp_path}: it is a classifier; only its encoder is read"]
+    assert f"{tmp_path}: it is a classifier, of which only the encoder is read" in said
+
+
+def test_a_classifier_whose_logits_change_with_padding_is_named(tokenizer, fails, tmp_path):
+    """GPT-2 reads the last token that is not padding; its padding is not the tokenizer's."""
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, num_labels=1, pad_token_id=1
+    )
+    torch.manual_seed(0)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert "the logits of a pair change with the padding" in fails(check, tmp_path)

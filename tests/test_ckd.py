@@ -128,7 +128,7 @@ def test_defaults_are_the_papers(parse):
 @pytest.mark.parametrize(
     "words, read",
     [
-        ("", ["ffgcc/NEWS5M", "nli_for_simcse.csv"]),
+        ("", ["news5m.en", "nli_for_simcse.csv"]),
         ("--train my.txt", ["my.txt"]),  # without triplets, stage 1 alone
         ("--train my.txt --triplets my.csv", ["my.txt", "my.csv"]),
         ("--stage finetune", ["nli_for_simcse.csv"]),

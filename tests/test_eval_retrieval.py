@@ -87,9 +87,10 @@ def test_queries_whose_answers_the_corpus_lacks_are_left_out_of_training(beir):
 def test_it_says_that_passages_are_longer_than_the_model_reads(
     models_folder, beir, call_main, monkeypatch
 ):
-    """And nothing of prompts, which this script puts before the texts itself."""
+    """And which prompts are put before no text."""
     said = []
     monkeypatch.setattr(common, "note", said.append)
+    monkeypatch.setattr(retrieval, "note", said.append)
     rows = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
     for row in rows[:7]:
         row["text"] = "word " * 200
@@ -98,7 +99,17 @@ def test_it_says_that_passages_are_longer_than_the_model_reads(
     encoder.prompts = dict(passage="the dog ", other="no ")
     common.save_encoder(encoder, beir / "model")
     call_main(retrieval, beir / "model", "--beir", beir)
-    assert {*said} == {f"{beir / 'model'}: of a long text, it reads the first 128 tokens"}
+    longer = f"{beir / 'model'}: of a long text, it reads the first 128 tokens"
+    assert {*said} == {
+        longer,
+        f"{beir / 'model'}: of its prompts, ['other'] are put before no text",
+    }
+
+
+def test_a_line_that_lacks_a_field_is_not_told_in_the_words_of_python_alone(beir):
+    (beir / "queries.jsonl").write_text('{"_id": "q0", "query": "a boy"}\n')
+    with pytest.raises(common.UserError, match=r":1: it is not as expected .*; each line must be"):
+        retrieval.read_split(beir, "test")
 
 
 def dot(u, v):

@@ -78,6 +78,7 @@ def repositories(models_folder):
         tar.addfile(info, io.BytesIO(pairs))
     not_wanted = {"onnx/model.onnx": b"big", "pytorch_model.bin": b"also big"}
     content = {
+        "datasets/ffgcc/NEWS5M": {"news5m.en": lines * 100},
         DATA: {WIKI: lines * 300, SENTEVAL: sts.getvalue(), NLI: TRIPLETS},
         "datasets/some/beir": {"corpus.jsonl.gz": BEIR, "queries.jsonl.gz": BEIR},
         "datasets/some/beir-qrels": {"dev.tsv": b"query-id\tcorpus-id\tscore\n1\t0\t2\n"},
@@ -103,6 +104,7 @@ for expression in sys.argv[1:]:
 """
 DATA_SETS = [
     (f'len(read_sentences(resolve_data("{WIKI}")))', "600"),
+    ('len(read_sentences(resolve_data("news5m.en")))', "200"),
     (f'len(read_sts(resolve_data("{SENTEVAL}"), "dev")["dev"])', "9"),
     (f'read_triplets(resolve_data("{NLI}"))', "[['a boy plays', 'a lad plays', 'a cook eats']]"),
     ('eval_retrieval.read_split("some/beir", "dev")', "(['a lad'], [{0: 2, 1: 0}])"),
@@ -112,7 +114,7 @@ DOWNLOADS = [  # what is asked for, and its value or a pattern of its error
     *DATA_SETS,
     (
         'eval_retrieval.read_split("some/none", "dev")',
-        "error: queries.jsonl.gz: .*huggingface.co/datasets/some/none",
+        "error: queries.jsonl.gz of huggingface.co/datasets/some/none: .*; give a folder to --beir",
     ),
     # SimCSE's models have no modules.json; they are read as their authors do
     ('pooled("princeton-nlp/sup-simcse-tiny")', "('cls', 1, False)"),

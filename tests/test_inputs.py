@@ -59,6 +59,7 @@ FILES = {
     "large.npy": npy(np.full((6400, 4), 1e300)),
     "quote.csv": b'sent0,sent1,hard_neg\na,b,c\n"a,b,c\nd,e,f\n',
     "space.txt": "a boy\n\u200b\n".encode(),
+    "page.txt": b"<!DOCTYPE html>\n<body>\n<p>a boy</p>\n</body>\n",
 }
 WORDS, LAYER_1 = "embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight"
 WEIGHTS, POOLING = "model.safetensors", "1_Pooling/config.json"
@@ -105,7 +106,7 @@ TABLE = [
     ("ckd", f"{CKD} --max-steps 0", "--max-steps"),
     ("ckd", f"{CKD} --dropout 1", "--dropout"),
     ("ckd", f"{TRAIN} {DEV} --teacher {{bert}}", "--student"),
-    ("ckd", f"{CKD} --student-layers 0,9", "0,9"),
+    ("ckd", f"{CKD} --student-layers 0,9", "0,9: layers that can be kept: [0, "),
     ("ckd", f"{CKD} --output {{bert}}", "bert: has other files, or a run with --teacher None"),
     ("ckd", f"{CKD} --teacher {{distilbert}} --teacher-pooling pooler", "pooler"),
     ("dse", f"--teacher {{bert}} {DEV}", "--train and --dev"),
@@ -162,7 +163,9 @@ TABLE = [
         f"{{unknown-kind}} --pairs {DEMO}/dev.tsv",
         "unknown-kind/config.json: auto_map is not supported",
     ),
+    ("eval_sts", f"{{bert}} --senteval {DEMO} --sets STS99", "STSBenchmark"),
     # lines of a file
+    ("ckd", f"{CKD} --train {{page.txt}}", "page.txt: 4 of 4 lines are no sentences"),
     ("ckd", f"{CKD} --train {{empty.txt}}", "empty.txt: "),
     ("ckd", f"{CKD} --train {{latin.txt}}", "latin.txt:2: "),
     ("ckd", f"{CKD} --train {{cut.gz}}", "cut.gz"),

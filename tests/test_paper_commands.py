@@ -46,7 +46,7 @@ NUMBERS = [  # part of a command, what it prints: the last column of its table, 
     (r"\.py|sweep|baselines|ibkd_dr", r"dev .*\|"),
 ]
 DSE_TASKS = ("mrpc", "mnli", "snli")
-SENTENCES = ["my-sentences.txt", "wiki1m_for_simcse.txt", "ffgcc/NEWS5M", "flickr30k-captions.txt"]
+SENTENCES = ["my-sentences.txt", "wiki1m_for_simcse.txt", "news5m.en", "flickr30k-captions.txt"]
 SENTENCES += [f"news-{n}m.txt" for n in range(1, 6)]
 TEXT_PAIRS = ["en-de.tsv", "en-de-test.tsv", "back_translated_nli.txt", "nli-translations.tsv"]
 SCORED_PAIRS = ["my-pairs.tsv", "my-dev-pairs.tsv", "my-test-pairs.tsv"]

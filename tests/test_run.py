@@ -9,6 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -144,15 +145,58 @@ def double_first(tensors):
     tensors["embeddings.LayerNorm.weight"] *= 2
 
 
-def test_a_log_that_a_power_cut_has_left_shorter_is_not_padded(options, parse, tmp_path):
+def test_a_disk_that_is_full_names_the_log_and_what_to_do(options, parse, tmp_path):
     args = parse(ckd, *options)
     run = common.Run(common.run_settings(args, [], []), args, "distill")
-    run.folder.mkdir()
-    (run.folder / "metrics.jsonl").write_text('{"step": 25}\n')
-    torch.save([(50, 1.0, 25, 26, None)], run.folder / "checkpoint.pt")
-    assert run.begin(99, []) == (50, None)
-    assert (run.best, run.best_step) == (1.0, 25)
-    assert (run.folder / "metrics.jsonl").read_text() == '{"step": 25}\n'
+    run.begin(99, [])
+    log = run.folder / "metrics.jsonl"
+    log.unlink()
+    log.symlink_to("/dev/full")
+    with pytest.raises(common.UserError) as error:
+        run.log(25, loss=1.0)
+    assert f"{log}: " in f"{error.value}" and "No space left on device" in f"{error.value}"
+    assert "--output" in f"{error.value}" and "free disk space" in f"{error.value}"
+
+
+def card_head(folder):
+    """{key: value} of the YAML head of a card, as the Hub reads it."""
+    return huggingface_hub.metadata_load(folder / "README.md")
+
+
+SOURCE_CARDS = {  # of the student's source, and what the student's card then says of it
+    "license: apache-2.0\nbase_model: some/model\n": dict(
+        license="apache-2.0", base_model="some/model"
+    ),
+    "language: en\nbase_model:\n- some/model\nlicense: mit": dict(
+        license="mit", base_model="some/model"
+    ),
+    "tags: [x]": {},
+    None: {},
+}
+
+
+@pytest.mark.parametrize("head", SOURCE_CARDS)
+def test_a_card_names_licence_and_base_model_as_its_source_does(
+    options, parse, models_folder, tmp_path, head
+):
+    source = shutil.copytree(models_folder / "mean", tmp_path / "source")
+    if head:
+        (source / "README.md").write_text(f"---\n{head}\n---\n# A model. license: none\n")
+    args = parse(ckd, *options, "--teacher", source)
+    run = common.Run(common.run_settings(args, [], []), args, "distill")
+    run.begin(1, [])
+    run.write_card()
+    found = card_head(run.folder)
+    assert found.pop("tags") == ["sentence-similarity", "feature-extraction"]
+    assert found == SOURCE_CARDS[head]
+
+
+def test_a_card_names_a_base_model_of_the_Hub(options, parse, tmp_path):
+    args = parse(ckd, *options, "--teacher", common.MINILM)
+    run = common.Run(common.run_settings(args, [], []), args, "distill")
+    run.begin(1, [])
+    run.write_card()
+    assert card_head(run.folder)["base_model"] == common.MINILM
 
 
 def test_another_run_is_refused_and_nothing_is_touched(

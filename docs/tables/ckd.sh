@@ -37,7 +37,7 @@ python -m extras.eval_transfer runs/CKD --classifier pytorch
 # Figure 2
 python -m extras.analyze space runs/CKD runs/KD runs/PKD-2 runs/MetaKD-2
 
-# Figure 3. The files are the first lines of ffgcc/NEWS5M (head -n 1000000, ...)
+# Figure 3. The files are the first lines of news5m.en (head -n 1000000, ...)
 python -m extras.sweep ckd.py \
     "train=news-1m.txt,news-2m.txt,news-3m.txt,news-4m.txt,news-5m.txt" \
     --output runs/news -- --stage both --student $BERT
