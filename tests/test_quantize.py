@@ -233,4 +233,4 @@ def test_a_table_has_the_parameters_each_set_and_their_average(models_folder, fi
 def test_sets_are_those_of_senteval(fails, tmp_path, monkeypatch):
     monkeypatch.setattr(eval_sts, "read_sts", lambda *_: {"STS12": [], "STS-B": []})
     options = [tmp_path, "--senteval", tmp_path, "--sets", "STS12,STS13"]
-    assert "'STS13'; choose from STS12,STS-B" in fails(quantize, *options)
+    assert "--sets STS12,STS13: choose from STS12,STS-B" in fails(quantize, *options)
