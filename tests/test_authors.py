@@ -10,7 +10,9 @@ import pytest
 from conftest import ON_GPU, ROOT
 
 import ckd
-from extras.authors import harness
+import common
+import eval_sts
+from extras.authors import epoch, harness
 from extras.authors.__main__ import MODULES
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the recorded losses are a CPU's")
@@ -62,3 +64,29 @@ def test_a_loss_changed_by_one_per_cent_is_found(tmp_path, monkeypatch):
 def test_lists_of_different_lengths_are_not_compared():
     with pytest.raises(ValueError, match="zip"):
         harness.loss_difference(dict(losses=[1.0, 2.0]), dict(losses=[1.0]))
+
+
+def test_an_epoch_compares_scores_and_vectors(models_folder, files, monkeypatch, capsys):
+    """Of a program that gives their student, and another one where the departure is left in."""
+    pairs = common.read_scored_pairs(files / "dev.tsv")
+    monkeypatch.setattr(eval_sts, "read_sts", lambda _: {"STS-B": pairs, "SICK-R": pairs[:30]})
+    monkeypatch.setattr(harness, "SEED", [0])
+    seeds = []
+
+    def ours(work, undone):
+        seeds.append(harness.SEED[0])
+        model = common.load_encoder(models_folder / ("mean" if undone else "cls"))
+        model.normalize = False
+        return dict(losses=[1.0, 2.0], weights=dict(model.state_dict()), model=model)
+
+    theirs = dict(losses=[1.0, 2.0], weights=ours(None, {"x"})["weights"], minutes=1.0)
+    program = harness.Program("program.py", None, None, ours, dict(x="theirs; ours"))
+    epoch.compare("ckd", program, None, theirs, ["x"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
+    found = {name: (float(difference), float(cosine)) for name, *_, difference, cosine, _ in rows}
+    assert found["ours, departures undone"] == (0, 1)
+    assert found["ours, but for: x"] == found["ours as it is"] == found["the same, seed 2"]
+    assert found["ours as it is"][0] > 0.1 and found["ours as it is"][1] < 0.999
+    assert seeds == [0, 0, 0, 0, 1, 2]
+    assert "largest relative difference of 2 losses: 0.0e+00" in lines

@@ -32,7 +32,7 @@ python -m extras.baselines --method metakd --train nli_for_simcse.csv --student 
 python eval_sts.py runs/KD-NLI runs/PKD-NLI runs/MetaKD-NLI
 
 # Table 5
-python -m extras.eval_transfer runs/CKD --classifier pytorch
+python -m extras.eval_transfer runs/CKD runs/SimCSE --classifier pytorch
 
 # Figure 2
 python -m extras.analyze space runs/CKD runs/KD runs/PKD-2 runs/MetaKD-2

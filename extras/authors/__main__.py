@@ -10,24 +10,25 @@ departure undone, then with each of them left in, alone. docs/authors.md has the
 
 import importlib
 import json
+import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from common import UserError, note, read_options, run_main, write_json
-from extras.authors import harness
 
 MODULES = dict(ckd="distilcse", kd="distilcse", nli="distilcse", congen="congen")
 MODULES |= {"ibkd-1": "ibkd", "ibkd-2": "ibkd", "distilface": "distilface"}
 MODULES |= {f"dse{kind}": "dse" for kind in ("", "-teacher", "-mnli", "-mnli-teacher")}
-RECORDED = harness.ROOT / "tests" / "authors"
+RECORDED = Path(__file__).resolve().parents[2] / "tests" / "authors"
 # What an environment has of the libraries that are given, as a dict in JSON, and its Python.
 VERSIONS = """
 import json, platform, sys
@@ -43,6 +44,8 @@ class Options:
     python: str = sys.executable  # an interpreter with the authors' libraries
     work: Path = None  # folder for all that both runs write (default: a temporary one)
     record: bool = False  # write the authors' losses to tests/authors/
+    epoch: Path = None  # folder of real data: whole epochs of them; both students are scored
+    departures: list = []  # with --epoch: also with each of these alone left in
 
 
 def check_checkout(folder, module):
@@ -83,6 +86,8 @@ def record(name, module, versions, theirs):
 
 def compare(program, work, theirs):
     """Print the table of one program."""
+    from extras.authors import harness
+
     everything = set(program.departures)
     losses = theirs["losses"]
     print(f"{len(losses)} losses, from {min(losses):.4g} to {max(losses):.4g}\n")
@@ -102,6 +107,10 @@ def main():
     args = read_options(Options, __doc__)
     if not args.checkout:
         raise UserError("give --checkout, a folder with a clone of the authors' code")
+    if args.epoch:
+        os.environ["AUTHORS_DATA"] = f"{args.epoch.resolve()}"  # for both programs
+    from extras.authors import epoch, harness
+
     module = importlib.import_module(f"extras.authors.{MODULES[args.name]}")
     program = module.PROGRAMS[args.name]
     check_checkout(args.checkout, module)
@@ -110,11 +119,16 @@ def main():
         work = (args.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         program.prepare(work)
+        begin = time.perf_counter()
         theirs = harness.run_theirs(args.python, MODULES[args.name], args.name, args.checkout, work)
+        theirs["minutes"] = (time.perf_counter() - begin) / 60
         print(f"{program.title} of {module.REPOSITORY}, commit {module.COMMIT:.7}")
         if args.record:
             record(args.name, module, versions, theirs)
-        compare(program, work, theirs)
+        if args.epoch:
+            epoch.compare(args.name, program, work, theirs, args.departures)
+        else:
+            compare(program, work, theirs)
 
 
 if __name__ == "__main__":

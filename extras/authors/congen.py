@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from extras.authors.harness import ROOT, Program, demo_lines, our_order, renamed, run_ours
-from extras.authors.harness import write_encoder, write_lines, write_small_encoder
+from extras.authors.harness import REAL, WIDTH, Program, demo_lines, our_order, renamed, run_ours
+from extras.authors.harness import size, write_encoder, write_lines, write_small_encoder
 
 REPOSITORY = "KornWtp/ConGen"
 COMMIT = "82ffe36419f583e23997d86397e45e131db23b96"
@@ -30,13 +30,12 @@ LIBRARIES = (
 )
 ALONE = "sentence-transformers==2.2.2"  # its dependencies would bring another torch
 
-PAIRS = 614
+PAIRS = size(614, 20_000)
 REPEATED = 30  # of these, at the end, the first sentence is that of a pair at the start
-STEPS = 15  # of an epoch of theirs, whose queue takes 134 pairs: QUEUE_SIZE, and 14 by their text
-EPOCHS = 3
-BATCH_SIZE = 32
-LEARNING_RATE = 2e-3
-QUEUE_SIZE = 120
+EPOCHS = size(3, 1)
+BATCH_SIZE = size(32, 64)
+LEARNING_RATE = size(2e-3, 5e-4)
+QUEUE_SIZE = size(120, 4096)  # in demo/, 134 pairs enter it: 14 more by their text
 TEACHER_TEMPERATURE = 0.05
 STUDENT_TEMPERATURE = 0.07
 QUEUE_SEED = 16349  # a constant of the authors' program, which draws the queue's sentences with it
@@ -45,16 +44,22 @@ QUEUE_SEED = 16349  # a constant of the authors' program, which draws the queue'
 def prepare(work):
     """Write teacher, student, the start of the dense layer, pairs of sentences and the dev set."""
     torch.manual_seed(0)  # as congen.distill() seeds the dense layer, with --seed 0
-    torch.save(nn.Linear(128, 384).state_dict(), work / "dense.pt")
-    with open(ROOT / "demo" / "triplets.csv", encoding="utf-8") as file:
-        rows = [row[:2] for row in csv.reader(file)][1 : 1 + PAIRS]
+    torch.save(nn.Linear(WIDTH, 384).state_dict(), work / "dense.pt")
+    if REAL:
+        rows = [line.split("\t")[:2] for line in demo_lines("pairs.tsv", PAIRS)]
+    else:
+        rows = [row[:2] for row in csv.reader(demo_lines("triplets.csv"))][1 : 1 + PAIRS]
     for at in range(REPEATED):
         rows[at - REPEATED][0] = rows[at][0]
+    for row in rows[:: size(20, len(rows))]:
+        row[0] = " ".join(12 * [row[0]])  # more than 128 tokens
     pairs = ["\t".join(row) for row in rows]
+    while sum(~split(pairs)[1]) % BATCH_SIZE:  # theirs leaves out a smaller last batch
+        pairs.pop(len(pairs) // 2)
     write_encoder(work / "teacher", "2,5")
     write_small_encoder(work / "student", "1", pairs + demo_lines("dev.tsv"))
     write_lines(work / "pairs.tsv", pairs)
-    dev = demo_lines("dev.tsv", 100)
+    dev = demo_lines("dev.tsv", size(100, None))
     write_lines(work / "dev.tsv", dev)
     # The columns of STS-B: split, genre, file, year, number, score, two sentences.
     columns = partial(str.split, sep="\t")
@@ -62,6 +67,14 @@ def prepare(work):
         ["dev", "", "", "", "", score, first, second] for first, second, score in map(columns, dev)
     ]
     write_lines(work / "stsb.tsv", map("\t".join, rows))
+
+
+def split(pairs):
+    """Lines of two sentences -> which of them the authors' program draws for the queue, and which
+    enter it, by their text: two arrays of booleans."""
+    first = np.array([pair.split("\t")[0] for pair in pairs])
+    drawn = np.random.RandomState(QUEUE_SEED).permutation(len(pairs))[:QUEUE_SIZE]
+    return np.isin(np.arange(len(pairs)), drawn), np.isin(first, first[drawn])
 
 
 def theirs(checkout, work):
@@ -162,6 +175,14 @@ class Queue:
         return self.enqueue(queue, embeddings, size)
 
 
+def uncut_targets(embed, texts, dev_pairs, run, args):
+    """As congen.teacher_targets(), of texts that are cut at the teacher's own maximum."""
+    import common
+
+    args = SimpleNamespace(**vars(args) | dict(max_length=None))
+    return common.teacher_targets(embed, texts, dev_pairs, run, args)
+
+
 def ours(work, undone):
     """Run congen.py with these departures undone.
 
@@ -172,14 +193,12 @@ def ours(work, undone):
     import congen
 
     pairs = np.array((work / "pairs.tsv").read_text("utf-8").splitlines())
-    first = np.array([pair.split("\t")[0] for pair in pairs])
-    drawn = np.random.RandomState(QUEUE_SEED).permutation(len(pairs))[:QUEUE_SIZE]
-    by_row, by_text = np.isin(np.arange(len(pairs)), drawn), np.isin(first, first[drawn])
+    by_row, by_text = split(pairs)
     in_queue = by_text if "sentences that occur twice" in undone else by_row
     is_trained = ~in_queue if "training on the queue" in undone else np.full(len(pairs), True)
     further = pairs[is_trained & by_text]
     count = len(pairs) - sum(by_text)
-    assert count == STEPS * BATCH_SIZE and all(is_trained[~by_text])
+    assert count % BATCH_SIZE == 0 and all(is_trained[~by_text])
     write_lines(work / "trained.tsv", [*pairs[~by_text], *further])
 
     def draw(batches, epoch):
@@ -190,18 +209,22 @@ def ours(work, undone):
     start = None
     if "sentences of the queue" in undone:
         teacher = common.load_encoder(work / "teacher")
-        embeddings = common.encode(congen.embed, teacher, list(first[in_queue]))
+        first = [pair.split("\t")[0] for pair in pairs[in_queue]]
+        limit = None if "length of a text" in undone else 128
+        embeddings = common.encode(congen.embed, teacher, first, limit)
         start = torch.tensor(embeddings).flip(0)
     size = sum(in_queue)
     replaced = {"congen.enqueue": Queue(start, size, undone), "common.Batches.draw": draw}
     replaced["torch.optim.AdamW"] = partial(AdamW, undone=undone)
+    if "length of a text" in undone:
+        replaced["congen.teacher_targets"] = uncut_targets
     options = f"""--teacher {work}/teacher --student {work}/student --pairs {work}/trained.tsv
         --dev {work}/dev.tsv --epochs {EPOCHS} --batch-size {BATCH_SIZE} --lr {LEARNING_RATE}
         --teacher-temperature {TEACHER_TEMPERATURE} --student-temperature {STUDENT_TEMPERATURE}
         --queue-size {size} --eval-steps 1000"""
     outcome = run_ours("congen", work, options.split(), replaced)
     of_epochs = np.split(np.array(outcome["losses"]), EPOCHS)
-    losses = [loss for losses in of_epochs for loss in losses[:STEPS].tolist()]
+    losses = [loss for losses in of_epochs for loss in losses[: count // BATCH_SIZE].tolist()]
     return outcome | dict(losses=losses)
 
 
@@ -220,6 +243,7 @@ PROGRAMS = {
             "which is then longer than K; ours: the drawn rows alone",
             "keys in a step": "K + N, the oldest leave after the loss; ours are K",
             "order in the queue": "a batch's first row leaves first; ours leaves last",
+            "length of a text": "the teacher reads its own maximum; ours 128 tokens",
         },
     )
 }

@@ -7,6 +7,7 @@ SentEval scores STS-B dev, which is the demo's dev set here.
 """
 
 import contextlib
+import math
 import sys
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -15,23 +16,23 @@ import torch
 from torch import distributed, nn
 
 from extras.authors import harness
-from extras.authors.harness import Program, StandIn, TheirAdam, write_lines
+from extras.authors.harness import Program, StandIn, TheirAdam, size, write_lines
 
 REPOSITORY = "caskcsg/sentemb"
 COMMIT = "5eeec55103c1da738761bf8c6a9c085c6ad1c9a1"
 LIBRARIES = "torch==2.13.0 numpy<2 transformers==4.36.2 scipy scikit-learn"
 
 DIMENSION = 384
-SENTENCES = 700  # 22 batches of 32, the last of 28
-BATCH = 32
-EPOCHS = 2
-STEPS = 44
+SENTENCES = size(700, 20_000)  # 22 batches of 32, the last of 28
+BATCH = size(32, 64)
+EPOCHS = size(2, 1)
+STEPS = EPOCHS * math.ceil(SENTENCES / BATCH)
 LR = 3e-4
-BANK = 200  # overflows in the seventh step
-TRIPLETS = 140  # with the header, 9 batches of 16, the last of 13
-NLI_BATCH = 16
+BANK = size(200, 8192)  # overflows in the seventh step
+TRIPLETS = size(140, 3256)  # with the header, 9 batches of 16, the last of 13
+NLI_BATCH = size(16, 64)
 NLI_EPOCHS = 5  # a constant of nli_finetune.py
-NLI_STEPS = 45
+NLI_STEPS = NLI_EPOCHS * math.ceil((TRIPLETS + 1) / NLI_BATCH)
 NLI_LR = 1e-4  # nli_run.sh has 5e-5, at which 45 steps hardly change the temperature
 
 
@@ -48,7 +49,7 @@ def prepare(work, layers):
     # The authors' programs look up this name, to name what they save.
     write_lines(work / "5mwmt.en", harness.demo_lines("sentences.txt", SENTENCES))
     write_lines(work / "data/nli_for_simcse.csv", harness.demo_lines("triplets.csv", TRIPLETS + 1))
-    dev = harness.demo_lines("dev.tsv", 200)
+    dev = harness.demo_lines("dev.tsv", size(200, None))
     write_lines(work / "dev.tsv", dev)
     columns = [line.split("\t") for line in dev]
     for split in ("train", "dev", "test"):

@@ -11,6 +11,7 @@ with weights of all-MiniLM-L6-v2, as distilface.py refuses fewer layers than avg
 """
 
 import json
+import math
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -25,6 +26,7 @@ from extras.authors.harness import (
     TheirAdam,
     demo_lines,
     run_ours,
+    size,
     write_small_encoder,
 )
 
@@ -35,11 +37,12 @@ LIBRARIES += " datasets<4 pyarrow<20 pandas scipy"
 
 NOTEBOOK = "notebooks/training/cl-distilbert_tuning_v1_ms_runall.ipynb"
 LAYERS = "0,1,3,5"
-SENTENCES = 436  # 13 batches of 32 and a rest of 20, three times
-EPOCHS, STEPS = 3, 42
+SENTENCES = size(436, 9_988)  # 13 batches of 32 and a rest of 20, three times
+EPOCHS = size(3, 1)
 BATCH = 32
+STEPS = EPOCHS * math.ceil(SENTENCES / BATCH)
 LR = 2e-5
-MAX_LENGTH = 16  # in tokens; about half of the sentences are cut
+MAX_LENGTH = size(16, 32)  # in tokens; of demo/, about half of the sentences are cut
 # Parts of the names of BERT's weights, in the order of replacement, and DistilBERT's.
 NAMES = {
     "encoder.": "transformer.",
@@ -88,7 +91,8 @@ def prepare(work):
 
     for folder in ("data/training", "logs"):
         (work / folder).mkdir(parents=True, exist_ok=True)
-    sentences, dev = demo_lines("sentences.txt", SENTENCES), demo_lines("dev.tsv", 100)
+    sentences = demo_lines("sentences.txt", SENTENCES)
+    dev = demo_lines("dev.tsv", size(100, None))
     for file, lines in (("data/training/wiki1m_for_simcse.txt", sentences), ("dev.tsv", dev)):
         (work / file).write_text("".join(line + "\n" for line in lines), "utf-8")
     torch.manual_seed(0)
@@ -103,7 +107,9 @@ def prepare(work):
     for old, new in NAMES.items():
         weights = {name.replace(old, new): value for name, value in weights.items()}
     weights = {name: value for name, value in weights.items() if "pooler" not in name}
-    sizes = dict(dim=WIDTH, hidden_dim=4 * WIDTH, n_heads=4, n_layers=len(LAYERS.split(",")))
+    sizes = dict(
+        dim=WIDTH, hidden_dim=4 * WIDTH, n_heads=size(4, 12), n_layers=len(LAYERS.split(","))
+    )
     config = transformers.DistilBertConfig(vocab_size=bert.config.vocab_size, **sizes)
     student = transformers.DistilBertModel(config)
     student.load_state_dict(weights)

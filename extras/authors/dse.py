@@ -21,10 +21,13 @@ from typing import NamedTuple
 import torch
 
 from extras.authors.harness import (
+    REAL,
     WIDTH,
     Program,
+    cut_pairs,
     demo_lines,
     run_ours,
+    size,
     write_lines,
     write_small_encoder,
 )
@@ -46,23 +49,25 @@ class Task(NamedTuple):
     order: tuple  # of our classes in theirs
 
 
-STSB = Task("sts-b", "stsb", 436, "dev", 7, classes=("score",), order=(0,))
+STSB = Task("sts-b", "stsb", size(436, 5749), "dev", 7, classes=("score",), order=(0,))
 NLI = ("contradiction", "entailment", "neutral")
-MNLI = Task("mnli", "mnli", 424, "dev_matched", 8, classes=NLI, order=(1, 2, 0))
-DEV_PAIRS = 100
-EPOCHS = 3
+PAIRS = size(424, 5736)
+MNLI = Task("mnli", "mnli", PAIRS, "dev_matched", 8, classes=NLI, order=(1, 2, 0))
+DEV_PAIRS = size(100, 1500)
+EPOCHS = size(3, 1)
 BATCH, SMALL_BATCH = 32, 16
-LR = 2e-4
+LR = size(2e-4, 1e-4)
 ALPHA = 0.3  # of the teacher's logits; at 0.5, exchanged terms would have the same loss
-STUDENT_LAYERS, TEACHER_LAYERS = "0,1,3,4,5", "2,5"
-LENGTHS = dict(student=32, teacher=64)  # in tokens, to which theirs is padded; nothing is cut
+STUDENT_LAYERS, TEACHER_LAYERS = size("0,1,3,4,5", "0,1,3,5"), "2,5"
+# In tokens, to which theirs is padded; of the three, only the second cuts texts of demo/.
+LENGTHS = dict(student=size(32, 80), plain=size(24, 128), teacher=size(64, 128))
 
 # ---- What both runs read -------------------------------------------------------------------------
 
 
 def label_of(score, task):
     """The label of a pair in their table: its score, or a class for low, middle or high ones."""
-    if task == STSB:
+    if task == STSB or REAL:  # of real data, SNLI's labels
         return score
     return "contradiction" if float(score) < 2 else "neutral" if float(score) < 4 else "entailment"
 
@@ -75,7 +80,9 @@ def prepare(work, task):
 
     torch.manual_seed(0)
     texts = []
-    for name, file, count in (("train", "test", task.pairs), ("dev", "dev", DEV_PAIRS)):
+    files = ("snli-dev", "snli-test") if REAL and task == MNLI else ("test", "dev")
+    counts = (task.pairs, DEV_PAIRS)
+    for name, file, count in zip(("train", "dev"), files, counts):
         rows = [row.split("\t") for row in demo_lines(f"{file}.tsv", count)]
         texts += [text for row in rows for text in row[:2]]
         glue, lines = [""], []  # a header
@@ -215,7 +222,7 @@ def theirs_teacher(checkout, work, task):
     finetune_bert.compute_metrics = recorded(finetune_bert.compute_metrics, scores)
     options = dict(bert_model="plain", learning_rate=LR, num_train_epochs=EPOCHS, output_dir="out")
     options |= dict(train_batch_size=BATCH, gradient_accumulation_steps=2, eval_batch_size=64)
-    run_program(finetune_bert, task, "teacher", "--do_train", "--do_eval", **options)
+    run_program(finetune_bert, task, "plain", "--do_train", "--do_eval", **options)
     weights = {}
     for name, value in models[0].state_dict().items():
         is_output = name.startswith("classifier.")
@@ -350,7 +357,9 @@ def ours_teacher(work, undone, task):
     replaced = {"dse.finetune_teacher": begin, "dse.label_loss": losses}
     replaced |= replacements(work, task, undone)
     options = ["--task", task.ours, "--data", work, "--teacher-only", "--teacher", work / "plain"]
-    options += ["--teacher-epochs", EPOCHS, "--teacher-lr", LR]
+    options += ["--teacher-epochs", EPOCHS, "--teacher-lr", LR, "--max-length", LENGTHS["plain"]]
+    if "cut of a pair" in undone:
+        replaced["common.tokenize"] = cut_pairs
     outcome = run_ours("dse", work, options, replaced, "load_cross_encoder")
     return outcome | dict(losses=made(losses.kept))
 
@@ -368,6 +377,9 @@ ODD = {
     "odd number of batches": "an epoch's last batch waits for the next epoch's first step, and is "
     "half a step of the schedule; it is a step of its own",
 }
+CUT = {
+    "cut of a pair": "of two cut texts, the first keeps the odd token; the second does",
+}
 BIASES = {"biases of the head": "W and w have biases; none"}
 
 
@@ -381,7 +393,7 @@ STUDENT = "dse_train_runner.py", theirs_student, ours_student
 TEACHER = "finetune_bert.py", theirs_teacher, ours_teacher
 PROGRAMS = {
     "dse": program(STUDENT[0], STSB, *STUDENT[1:], BIASES, HALVES, SHARED),
-    "dse-teacher": program(TEACHER[0], STSB, *TEACHER[1:], HALVES, SHARED),
+    "dse-teacher": program(TEACHER[0], STSB, *TEACHER[1:], HALVES, CUT, SHARED),
     "dse-mnli": program(STUDENT[0], MNLI, *STUDENT[1:], BIASES, ODD, SHARED),
-    "dse-mnli-teacher": program(TEACHER[0], MNLI, *TEACHER[1:], ODD, SHARED),
+    "dse-mnli-teacher": program(TEACHER[0], MNLI, *TEACHER[1:], ODD, CUT, SHARED),
 }

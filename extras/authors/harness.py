@@ -23,8 +23,16 @@ from unittest import mock
 import numpy as np
 import torch
 
-WIDTH = 128  # of a small encoder
 ROOT = Path(__file__).resolve().parent.parent.parent
+REAL = os.environ.get("AUTHORS_DATA")  # --epoch: a folder of real data, for whole epochs of them
+
+
+def size(small, real):
+    """The size of a run of some steps on demo/, or of one of whole epochs of real data."""
+    return real if REAL else small
+
+
+WIDTH = size(128, 384)  # of a small encoder
 
 
 class Program(NamedTuple):
@@ -43,10 +51,27 @@ class Program(NamedTuple):
 
 # ---- The start, in our environment ---------------------------------------------------------------
 
+# Of demo/, and real data in their place.
+FILES = {"sentences.txt": "unlabeled.txt", "triplets.csv": "nli_triplets.csv"}
+FILES |= {"pairs.tsv": "pairs.tsv"}
+STS_B = {"dev.tsv": "sts-dev.csv", "test.tsv": "sts-train.csv"}
+
 
 def demo_lines(name, count=None):
-    """The first lines of a file in demo/ -> list of str."""
-    return (ROOT / "demo" / name).read_text("utf-8").splitlines()[:count]
+    """The first lines of a file in demo/, or of real data of the same form -> list of str."""
+    file = ROOT / "demo" / name
+    if REAL and name.startswith("snli"):
+        split = name.removesuffix(".tsv").removeprefix("snli-")
+        folder = Path(REAL, "senteval/data/downstream/SNLI")
+        files = [(folder / f"{part}.{split}").read_text("utf-8") for part in ("s1", "s2", "labels")]
+        return list(map("\t".join, zip(*map(str.splitlines, files))))[:count]
+    if REAL and name in STS_B:
+        file = Path(REAL, "senteval/data/downstream/STS/STSBenchmark", STS_B[name])
+        rows = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
+        return ["\t".join([row[5], row[6], row[4]]) for row in rows[:count]]
+    if REAL:
+        file = Path(REAL, FILES[name])
+    return file.read_text("utf-8").splitlines()[:count]
 
 
 def write_encoder(folder, layers=None):
@@ -72,8 +97,11 @@ def write_encoder(folder, layers=None):
 def write_small_encoder(folder, layers, texts):
     """all-MiniLM-L6-v2's layers, as "1,3,5", a third as wide, with the tokens of `texts` alone.
 
-    A run of ours then takes seconds: each of its sizes is cut to the first third.
+    A run of ours then takes seconds: each of its sizes is cut to the first third. Of real data,
+    all tokens and the whole width.
     """
+    if REAL:
+        return write_encoder(folder, layers)
     import transformers
 
     from extras import trim
@@ -171,9 +199,12 @@ def run_theirs(python, module, name, checkout, work):
 
 # ---- Our run -------------------------------------------------------------------------------------
 
+SEED = [0]  # of the next run
+
 
 def run_ours(script, work, options, replaced, loader="load_untrained_student"):
-    """Run our script through its command line -> its outcome, with every loss that it logs.
+    """Run our script through its command line -> its outcome, with every loss that it logs, and
+    the `model` that it has trained.
 
     replaced {"ckd.warmup_cosine": value}: what else is put in the place of a name. loader: the
     script's function whose first result is the encoder that the run trains.
@@ -197,6 +228,9 @@ def run_ours(script, work, options, replaced, loader="load_untrained_student"):
 
     shutil.rmtree(work / "ours", ignore_errors=True)
     words = [*options, "--output", work / "ours", "--device", "cpu", "--precision", "fp32"]
+    words += ["--seed", SEED[0]]
+    if SEED[0]:  # another order of batches than theirs
+        replaced = {name: replaced[name] for name in replaced if "Batches" not in name}
     replaced = {
         "sys.argv": [f"{script}.py", *map(str, words)],
         "common.CACHE": work / "cache",
@@ -211,7 +245,23 @@ def run_ours(script, work, options, replaced, loader="load_untrained_student"):
             stack.enter_context(mock.patch(target, value))
         module.main()
     weights = {key: value.detach().clone() for key, value in students[0].state_dict().items()}
-    return dict(losses=losses, weights=weights, dev=scores[-1])
+    return dict(losses=losses, weights=weights, dev=scores[-1], model=students[0].eval())
+
+
+def cut_pairs(encoder, pairs, max_length=None):
+    """As common.tokenize(), of pairs, which are cut as DSE's program does it.
+
+    The longer text loses its last token, the second one if both have as many.
+    """
+    tokenizer = encoder.tokenizer
+    found = []
+    for pair in pairs:
+        first, second = [tokenizer(text, add_special_tokens=False).input_ids for text in pair]
+        while len(first) + len(second) > encoder.max_length - 3:
+            (first if len(first) > len(second) else second).pop()
+        end = tokenizer.sep_token_id
+        found.append([tokenizer.cls_token_id, *first, end, *second, end])
+    return found
 
 
 class TheirAdam(torch.optim.Adam):

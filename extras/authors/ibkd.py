@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from extras.authors.harness import ROOT, Program, StandIn, TheirAdam, demo_lines, our_order
+from extras.authors.harness import WIDTH, Program, StandIn, TheirAdam, demo_lines, our_order, size
 from extras.authors.harness import renamed, run_ours, write_encoder, write_lines
 from extras.authors.harness import write_small_encoder
 
@@ -32,9 +32,9 @@ LIBRARIES = (
     "datasets==2.14.7 pyarrow==19.0.1 pandas==2.2.3 safetensors scipy"
 )
 
-SENTENCES, BATCH_1 = 470, 32  # stage 1: 15 steps an epoch, the last of 22 sentences
-TRIPLETS, BATCH_2 = 160, 12  # stage 2: 14 steps an epoch of 36 sentences, the last of 12
-EPOCHS = 3
+SENTENCES, BATCH_1 = size(470, 20_000), size(32, 64)  # stage 1: 15 steps an epoch, the last of 22
+TRIPLETS, BATCH_2 = size(160, 3256), size(12, 64)  # stage 2: 14 steps an epoch, the last of 12
+EPOCHS = size(3, 1)
 LR_1, LR_2 = 2e-4, 1e-4
 TEMPERATURE_1, TEMPERATURE_2 = 0.1, 0.05
 GAMMA = 0.1
@@ -51,24 +51,26 @@ def prepare_distill(work):
     write_encoder(work / "teacher", "2,5")
     write_small_encoder(work / "student", "1", sentences + demo_lines("dev.tsv"))
     write_lines(work / "train.txt", sentences)
-    write_lines(work / "dev.tsv", demo_lines("dev.tsv", 100))
+    write_lines(work / "dev.tsv", demo_lines("dev.tsv", size(100, None)))
     embeddings = common.encode(ibkd.embed, common.load_encoder(work / "teacher"), sentences)
     np.save(work / "teacher.npy", embeddings)
     torch.save(torch.tensor(embeddings), work / "teacher.pt")
     torch.manual_seed(0)  # as ibkd.distill() seeds W, with --seed 0
-    torch.save(nn.Linear(128, 384, bias=False).weight.detach(), work / "mapping.pt")
+    start = nn.Linear(WIDTH, 384, bias=False).weight.detach()
+    torch.save(torch.eye(384) if WIDTH == 384 else start, work / "mapping.pt")
 
 
 def prepare_finetune(work):
     """Stage 2: write the student, triplets, the start of the projection and the dev set."""
-    with open(ROOT / "demo" / "triplets.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[: 1 + TRIPLETS]  # with the header
+    rows = list(csv.reader(demo_lines("triplets.csv")))[: 1 + TRIPLETS]  # with the header
     texts = demo_lines("triplets.csv", 1 + TRIPLETS) + demo_lines("dev.tsv")
     write_small_encoder(work / "student", "1,4", texts)
     with open(work / "train.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
-    write_lines(work / "dev.tsv", demo_lines("dev.tsv", 100))
-    torch.save(torch.eye(DIMENSION), work / "mapping.pt")  # as in ibkd.add_mapping()
+    write_lines(work / "dev.tsv", demo_lines("dev.tsv", size(100, None)))
+    torch.manual_seed(0)  # as ibkd.finetune() seeds it, with --seed 0
+    start = nn.Linear(WIDTH, DIMENSION, bias=False).weight.detach()
+    torch.save(torch.eye(DIMENSION) if WIDTH == DIMENSION else start, work / "mapping.pt")
 
 
 class DevScores:
@@ -150,7 +152,7 @@ def theirs(program, stage, options, checkout, work):
 
 def their_distill(checkout, work):
     options = f"""--train_file train.txt --teacher_emb_path teacher.pt --lambdas2 0
-        --student_emb_dim 128 --teacher_emb_dim 384 --mlp_only_train
+        --student_emb_dim {WIDTH} --teacher_emb_dim 384 --mlp_only_train
         --per_device_train_batch_size {BATCH_1} --learning_rate {LR_1} --temp {TEMPERATURE_1}
         --lambdas {BETA_1} --gamma {GAMMA}"""
     return theirs("train_unsup.py", "models_unsup", options, checkout, work)
