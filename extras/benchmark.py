@@ -5,7 +5,9 @@
   dse     DSE's Tables 3 and 4: pairs scored by a cross-encoder, and by embeddings and a head; the
           cross-encoder's time is extrapolated from 500 pairs
   gpu     sentences and tokens per second, share of the card's peak and memory of models with
-          random weights (extras/gpu.py says of what); only with --only gpu
+          random weights (extras/gpu.py says of what), and of sentence-transformers' trainer with
+          its MSELoss: as it comes, and with flash attention, where it does not pad (the package
+          flash-attn); only with --only gpu
 
 In train, both sides have the same student without dropout, sentences, targets and batch size. Both
 times include tokenization, and no scoring. A row has sentences per second of ours and theirs, the
@@ -172,10 +174,11 @@ def lengths_of(student, sentences):
     return token_lengths(how, student, sentences)
 
 
-def their_training(sentences, targets, lengths, folder, order, batch_size, precision):
+def their_training(sentences, targets, lengths, folder, order, batch_size, precision, **model):
     """An epoch of sentence-transformers' trainer with its MSELoss -> sentences per second.
 
-    targets [n, D]; lengths [n]: in tokens, for batches of similar length.
+    targets [n, D]; lengths [n]: in tokens, for batches of similar length; model: transformers'
+    options.
     """
     import sentence_transformers as theirs
     from datasets import Dataset
@@ -187,7 +190,8 @@ def their_training(sentences, targets, lengths, folder, order, batch_size, preci
     def grouped_batches(dataset, **options):
         return DefaultBatchSampler(their_grouped_order(lengths, batch_size), **options)
 
-    model = theirs.SentenceTransformer(str(folder / "student"), device=DEVICE)
+    student = str(folder / "student")
+    model = theirs.SentenceTransformer(student, device=DEVICE, model_kwargs=model)
     model.max_seq_length = MAX_LENGTH
     data = Dataset.from_dict({"sentence": sentences, "label": targets.tolist()})
     options = dict(num_train_epochs=1, per_device_train_batch_size=batch_size, learning_rate=LR)
@@ -312,7 +316,9 @@ def measure_gpu(args, folder):
     """Write a line of JSON as soon as a number is there; at the end, print a table per model."""
     sentences = read_sentences(resolve_data(args.train))[: args.sentences]
     measured = itertools.chain(
-        gpu.measure(args, folder, sentences, machine()), measure_fp16(args, folder, sentences)
+        gpu.measure(args, folder, sentences, machine()),
+        gpu.measure_theirs(args, folder, sentences, machine(), their_training),
+        measure_fp16(args, folder, sentences),
     )
     lines = []
     for line in measured:
@@ -328,9 +334,14 @@ def measure_gpu(args, folder):
             print(f"{name}:\n\n{table({key: pick(row, COLUMNS) for key, row in rows.items()})}\n")
     passes = [line for line in lines if line["part"] == "launches"]
     print(table({line["model"]: pick(line, COSTS) for line in passes}))
+    for part in ("tokenization", "theirs"):
+        found = [line for line in lines if line["part"] == part]
+        names = [name for name in found[0] if "/s" in name or "%" in name]
+        print(table({f"{line['model']}, {line['batch']}": pick(line, names) for line in found}))
     precisions = [line for line in lines if line["part"] == "fp16"]
     print(table({line["way"]: pick(line, COLUMNS) for line in precisions}))
-    print(f"\nbf16 matrix product: {lines[0]['peak_tflops']} TFLOP/s")
+    peak = next(line["peak_tflops"] for line in lines if "peak_tflops" in line)
+    print(f"\nbf16 matrix product: {peak} TFLOP/s")
 
 
 def measure_fp16(args, folder, sentences):

@@ -11,11 +11,18 @@ the longest; `parts`, common.embed_texts(); `one row`, extras/one_row.py.
                           product of two bf16 matrices of 8,192 x 8,192 on the same card
   GB                      peak memory that torch has allocated
   passes                  forward passes of a step; "padding" is in percent of their tokens
+
+A line of part "tokenization" has steps with real tokenization, in parts: in the step, as the
+scripts make it, and of the next batch, meanwhile, by another thread; "tokenizing, %" is the share
+of tokenization alone in a step of the first kind.
 """
 
+import importlib.util
 import itertools
+import shutil
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -27,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ckd
 import common
-from common import Batches, embed_texts, encode, load_encoder, tokenize
+from common import Batches, embed_texts, encode, load_encoder, note, tokenize
 from extras.one_row import embed_in_one_row
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -121,6 +128,26 @@ class KnownTexts:
         return SimpleNamespace(input_ids=[self.token_ids[text] for text in texts])
 
 
+class AheadTexts:
+    """In the place of a tokenizer: tokenizes the batch after this one while the step goes on."""
+
+    def __init__(self, encoder, batches, max_length):
+        self.tokenizer = encoder.tokenizer
+        self.pad_token_id = encoder.tokenizer.pad_token_id
+        self.options = dict(truncation=True, max_length=max_length)
+        self.batches = itertools.cycle(batches)
+        self.thread = ThreadPoolExecutor(1)
+        self.begin_next()
+
+    def begin_next(self):
+        self.next = self.thread.submit(self.tokenizer, next(self.batches), **self.options)
+
+    def __call__(self, texts, **options):
+        done = self.next.result()
+        self.begin_next()
+        return done
+
+
 def embed_padded(embed, encoder, texts, max_length=None):
     """embed() of a batch in one part, padded to its longest text."""
     part = np.arange(len(texts))
@@ -190,6 +217,7 @@ def measure(args, folder, sentences, machine):
     peak = peak_flops(256 if tiny else 8192)
     for name, shape in (TINY if tiny else SHAPES).items():
         encoder = random_encoder(folder / name.replace(" ", "-"), shape)
+        yield from measure_tokenization(args, encoder, sentences, name, machine)
         encoder.tokenizer = KnownTexts(encoder, sentences, args.max_length)
         for work in STEPS:
             for size in args.batch_sizes:
@@ -201,6 +229,46 @@ def measure(args, folder, sentences, machine):
                     yield line | measure_one(encoder, whole, work, way, peak, tiny)
         yield measure_launches(encoder, name, machine)
         del encoder
+
+
+def measure_tokenization(args, encoder, sentences, name, machine):
+    """Yield a line for each batch size: steps of training with tokenization in them and ahead."""
+    tokenizer, limit = encoder.tokenizer, args.max_length
+    encoder.max_length = limit
+    at_least, warm_up = (0.05, 1) if args.tiny else (0.6, WARM_UP)
+    for size in args.batch_sizes:
+        drawn = Batches(len(sentences), size, 0).draw(0)
+        batches = [[sentences[row] for row in rows] for rows in drawn if len(rows) == size]
+        texts = itertools.cycle(batches)
+        alone = seconds_of(lambda texts=texts: tokenize(encoder, next(texts)), at_least)
+        spent = {}
+        for way in ("in the step", "ahead"):
+            if way == "ahead":
+                encoder.tokenizer = AheadTexts(encoder, batches, limit)
+            spent[way] = seconds_of(training_step(encoder, batches, "parts"), at_least, warm_up)
+        encoder.tokenizer = tokenizer
+        line = dict(part="tokenization", model=name, batch=size, machine=machine)
+        line |= {f"sentences/s, {way}": round(size / spent[way], 1) for way in spent}
+        yield line | {"tokenizing, %": round(100 * alone / spent["in the step"], 1)}
+
+
+def measure_theirs(args, folder, sentences, machine, their_training):
+    """sentence-transformers' trainer on the models of measure(), in bf16: yield lines."""
+    has_flash = importlib.util.find_spec("flash_attn") and DEVICE == "cuda"
+    if not has_flash:
+        note("sentence-transformers with flash attention: skipped; pip install flash-attn")
+    ways = {"as it comes": {}}
+    ways |= {"flash": dict(attn_implementation="flash_attention_2")} if has_flash else {}
+    for name, (_, width, _) in (TINY if args.tiny else SHAPES).items():
+        place = folder / "theirs" / name
+        shutil.copytree(folder / name.replace(" ", "-"), place / "student")
+        targets = np.random.default_rng(0).standard_normal((len(sentences), width), np.float32)
+        for size in args.batch_sizes:
+            line = dict(part="theirs", model=name, batch=size, machine=machine)
+            for way, model in ways.items():
+                setting = (sentences, targets, None, place, "random", size, "bf16")
+                line[f"sentences/s, {way}"] = round(their_training(*setting, **model), 1)
+            yield line
 
 
 def measure_one(encoder, batches, work, way, peak, tiny):

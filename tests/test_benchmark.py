@@ -80,6 +80,11 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(call_main, tmp_path):
     settings = [(line["work"], line["way"]) for line in lines if line["part"] == "gpu"]
     assert settings == [(work, way) for work in gpu.STEPS for way in gpu.WAYS]
     assert [line["way"] for line in lines if line["part"] == "fp16"] == ["fp32", "bf16", "fp16"]
+    (ahead,) = [line for line in lines if line["part"] == "tokenization"]
+    assert min(ahead["sentences/s, in the step"], ahead["sentences/s, ahead"]) > 0
+    assert 0 < ahead["tokenizing, %"] < 100
+    (theirs,) = [line for line in lines if line["part"] == "theirs"]
+    assert theirs["sentences/s, as it comes"] > 0
     (cost,) = [line for line in lines if line["part"] == "launches"]
     assert cost["launches"] > 100
     for line in lines:
