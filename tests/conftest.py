@@ -119,11 +119,14 @@ def random_rows(*shape, seed=0):
 
 
 class Adam:
-    """Adam as its paper has it, with gradients clipped at norm 1, together or `each` tensor."""
+    """Adam as its paper has it, or without `correction` of its moments' start at zero; gradients
+    are clipped at norm 1, together or `each` tensor."""
 
-    def __init__(self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0, each=False):
+    def __init__(
+        self, parameters, betas=(0.9, 0.999), eps=1e-8, decay=0, each=False, correction=True
+    ):
         self.parameters, self.betas, self.eps, self.decay = list(parameters), betas, eps, decay
-        self.each = each
+        self.each, self.correction = each, correction
         self.moments = [[torch.zeros_like(x), torch.zeros_like(x)] for x in self.parameters]
         self.steps = 0
 
@@ -138,9 +141,10 @@ class Adam:
         for value, gradient, norm, (m, v) in zip(self.parameters, gradients, norms, self.moments):
             m += (1 - first) * (gradient / norm - m)
             v += (1 - second) * ((gradient / norm) ** 2 - v)
-            scale = (v / (1 - second**self.steps)).sqrt() + self.eps
+            past = self.steps if self.correction else math.inf
+            scale = (v / (1 - second**past)).sqrt() + self.eps
             decay = self.decay * (value.ndim > 1)  # biases and norms do not decay
-            value.data -= lr * (decay * value + m / (1 - first**self.steps) / scale)
+            value.data -= lr * (decay * value + m / (1 - first**past) / scale)
 
 
 @pytest.fixture(scope="session")

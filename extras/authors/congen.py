@@ -125,24 +125,19 @@ class AdamW(torch.optim.AdamW):
 
     def __init__(self, groups, undone, fused, **options):
         super().__init__(groups, **options)
-        self.undone, self.made = undone, 0
+        self.undone = undone
 
     @torch.no_grad()
     def step(self):
-        self.made += 1
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     self.update(p, group)
 
     def update(self, p, group):
-        if p not in self.state:
-            self.state[p] = dict(m=torch.zeros_like(p), v=torch.zeros_like(p))
-        m, v = self.state[p]["m"], self.state[p]["v"]
+        m, v = self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"]  # as congen.py begins them
         m.lerp_(p.grad, 0.1)
         v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
-        if "correction of the moments" not in self.undone:
-            m, v = m / (1 - 0.9**self.made), v / (1 - 0.999**self.made)
         decay = 1 - group["lr"] * group["weight_decay"]
         if "decay" not in self.undone:
             p.mul_(decay)
@@ -235,7 +230,6 @@ PROGRAMS = {
         theirs=theirs,
         ours=ours,
         departures={
-            "correction of the moments": "AdamW without it; ours with it",
             "decay": "after the step; ours before it",
             "sentences of the queue": "K drawn from all sentences; ours from those of training",
             "training on the queue": "its sentences are left out; ours are trained on",
