@@ -112,6 +112,10 @@ def expected_losses(models_folder, method, rates):
         matrices = [value for value in parameters if value.ndim == 2]
         groups = [dict(params=matrices), dict(params=vectors, weight_decay=0)]
         optimizer = torch.optim.AdamW(groups, eps=1e-6, weight_decay=0.01)
+        for value in parameters:  # as in ConGen's program: no correction of the moments
+            optimizer.state[value] = dict(
+                step=torch.tensor(1e6), exp_avg=0 * value.data, exp_avg_sq=0 * value.data
+            )
     else:
         optimizer = torch.optim.Adam(parameters)
     values = []
