@@ -30,7 +30,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def one_line_errors(place, advice):
-    """Convert any other exception into UserError "place: reason; advice"."""
+    """Convert an exception into UserError "place: reason; advice". A UserError stays as it is."""
     try:
         yield
     except UserError:
@@ -40,7 +40,7 @@ def one_line_errors(place, advice):
             raise UserError(f"{error.filename}: {error.strerror}") from error
         words = f"{error}"
         if not words or isinstance(error, (LookupError, TypeError, AttributeError)):
-            words = f"it is not as expected ({error!r})"  # these are about code
+            words = f"it is not as expected ({error!r})"  # its own words are about code
         raise UserError(f"{place}: {' '.join(words.split())[:300]}; {advice}") from error
 
 
@@ -277,6 +277,7 @@ import shutil
 import time
 from pathlib import Path
 from typing import Literal, get_args
+
 import huggingface_hub
 import transformers
 from safetensors.torch import load_file, save_file
@@ -400,9 +401,9 @@ class Encoder(nn.Module):
             if key := re.search("auto_map|peft_type|quantization_config", path.read_text("utf-8")):
                 raise UserError(f"{path}: {key[0]} is not supported; {OTHER_WAY}")
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        config.use_cache = False  # of keys and values, for decoders that generate
         if config.is_encoder_decoder:
             raise ValueError("it has an encoder and a decoder, which is not supported")
+        config.use_cache = False  # of keys and values, for decoders that generate
         for key, value in config.to_dict().items():
             if re.search("dropout|pdrop$", key) and type(value) in (int, float):
                 setattr(config, key, value if dropout is None else dropout)
@@ -534,8 +535,7 @@ def keep_layers(model, layers):
     stack = stacks[0] if len(stacks) == 1 else []
     kept = [int(number) for number in layers.split(",") if number in map(str, range(len(stack)))]
     if len({*kept}) < len(layers.split(",")):  # unknown, or named twice
-        found = f"layers that can be kept: {[*range(len(stack))]}; name each once, as in 1,3"
-        raise UserError(f"--student-layers {layers}: {found}")
+        raise UserError(f"--student-layers {layers}: choose each once from {[*range(len(stack))]}")
     cut = [stack[number] for number in kept]
     del stack[:]
     stack.extend(cut)
@@ -603,7 +603,7 @@ def resolve_data(name):
     return folder
 
 
-def download(repository, file, advice="put it into this folder; or give --dev, --train, ..."):
+def download(repository, file, advice="put it here, or give --dev, --train, --senteval"):
     """A file of a data set on the Hub -> local Path. Raises UserError."""
     with one_line_errors(f"{file} of huggingface.co/datasets/{repository}", advice):
         return Path(huggingface_hub.hf_hub_download(repository, file, repo_type="dataset"))
@@ -676,7 +676,7 @@ class Run:
             for part, content in zip(state, contents):
                 part.load_state_dict(content)
         with open(self.folder / "metrics.jsonl", "ab") as file:
-            file.truncate(log_size)  # without what came after the checkpoint
+            file.truncate(min(log_size, file.tell()))  # without what came after the checkpoint
         self.bar = tqdm(desc=self.stage, total=total, initial=step, **BAR)
         self.saved_at = time.perf_counter()
         return step, queue
@@ -727,14 +727,14 @@ class Run:
         """Write scores.json, then README.md: what the Hub reads, the table, the command."""
         write_json(self.folder / "scores.json", self.scores)
         source = self.args.student or self.args.teacher
-        head = dict(tags="[sentence-similarity, feature-extraction]")
+        head = dict(tags=["sentence-similarity", "feature-extraction"])
         for card in resolve_model(source).glob("README.md"):
             pattern = r"^(license|base_model):\s*(?:- )?([\w./-]+)$"
             head |= re.findall(pattern, card.read_text("utf-8", "replace"), re.M)
         if not Path(source).exists():
             head["base_model"] = source  # its name on the Hub
-        head = "\n".join(f"{key}: {value}" for key, value in head.items())
         command = f"Command: `{shlex.join(['python', *sys.orig_argv[1:]])}`"
+        head = json.dumps(head)  # JSON is YAML
         with replacing(self.folder / "README.md") as new:
             new.write_text(f"---\n{head}\n---\n\n{table(self.scores)}\n\n{command}\n", "utf-8")
         self.saved.unlink(missing_ok=True)

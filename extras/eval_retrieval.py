@@ -185,7 +185,7 @@ def set_prompts(encoder, args):
     used = (encoder.query_prompt, encoder.passage_prompt)
     unused = [name for name, text in prompts.items() if text and text not in used]
     if unused:
-        note(f"{encoder.name}: of its prompts, {unused} are put before no text")
+        note(f"{encoder.name}: of its prompts {unused}, none is put before a text")
 
 
 def similarity_of(encoder, given=None):

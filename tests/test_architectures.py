@@ -108,11 +108,11 @@ def test_a_decoder_keeps_no_keys_and_values_and_computes_in_fp32(build, name):
 
 REFUSED = [
     ("t5", None, "an encoder and a decoder"),
-    ("albert", "0,2", r"--student-layers 0,2: layers that can be kept: \[\]"),
-    ("xlm", "0,2", r"--student-layers 0,2: layers that can be kept: \[\]"),
-    ("bert", "1,4", r"--student-layers 1,4: layers that can be kept: \[0, 1, 2, 3\]; name each"),
-    ("bert", "1,", r"--student-layers 1,: layers that can be kept: \[0, 1, 2, 3\]"),
-    ("bert", "1,1", r"--student-layers 1,1: layers that can be kept: \[0, 1, 2, 3\]"),
+    ("albert", "0,2", r"--student-layers 0,2: choose each once from \[\]"),
+    ("xlm", "0,2", r"--student-layers 0,2: choose each once from \[\]"),
+    ("bert", "1,4", r"--student-layers 1,4: choose each once from \[0, 1, 2, 3\]"),
+    ("bert", "1,", r"--student-layers 1,: choose each once from \[0, 1, 2, 3\]"),
+    ("bert", "1,1", r"--student-layers 1,1: choose each once from \[0, 1, 2, 3\]"),
 ]
 
 

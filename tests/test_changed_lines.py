@@ -12,7 +12,9 @@ import transformers
 from conftest import demo_sentences, losses, word_tokenizer
 from processes import SCRIPTS, small_options
 
+import ckd
 import common
+import congen
 import dse
 import ibkd
 
@@ -189,6 +191,41 @@ def test_windows_of_100_batches_are_sorted_and_their_batches_shuffled():
         assert sorted(longest) != longest  # in another order than by length
         pairs = sorted(zip(shortest, longest))
         assert all(a[1] <= b[0] for a, b in zip(pairs, pairs[1:]))  # but each batch is sorted
+
+
+@pytest.mark.parametrize("shorter, parts", [(10, 2), (25, 1)])
+def test_a_part_ends_before_a_text_of_less_than_seven_tenths(shorter, parts):
+    lengths = np.array([30] * 8 + [shorter] * 8)
+    assert len(common.similar_lengths(lengths, "cpu", 384)) == parts
+
+
+def test_of_equal_dev_scores_the_earlier_student_is_kept(models_folder, files, parse, tmp_path):
+    args = parse(ckd, *small_options("ckd", models_folder, files, tmp_path / "out"))
+    run = common.Run(common.run_settings(args, [], []), args, "distill")
+    run.begin(9, [])
+    assert [run.is_best(step, dev) for step, dev in enumerate([1.0, 1.0, 2.0, 2.0], 1)] == [
+        *[True, False, True, False]
+    ]
+    assert run.best_step == 3
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_queue_starts_with_rows_that_the_seed_draws(
+    seed, call_main, models_folder, files, tmp_path, monkeypatch
+):
+    targets = np.random.default_rng(1).standard_normal((300, 48), np.float32)
+    queues, enqueue = [], congen.enqueue
+
+    def noted(queue, *rest):
+        queues.append(queue.numpy().copy())
+        return enqueue(queue, *rest)
+
+    monkeypatch.setattr(congen, "teacher_targets", lambda *_: targets)
+    monkeypatch.setattr(congen, "enqueue", noted)
+    words = small_options("congen", models_folder, files, tmp_path)
+    call_main(congen, *words, "--max-steps", 1, "--seed", seed)
+    order = np.random.default_rng([seed, 0, 1]).permutation(300)
+    assert np.array_equal(queues[0], targets[order[:100]])
 
 
 def test_the_texts_of_triplets_are_read_once_each(tmp_path):

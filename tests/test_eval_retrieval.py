@@ -102,7 +102,7 @@ def test_it_says_that_passages_are_longer_than_the_model_reads(
     longer = f"{beir / 'model'}: of a long text, it reads the first 128 tokens"
     assert {*said} == {
         longer,
-        f"{beir / 'model'}: of its prompts, ['other'] are put before no text",
+        f"{beir / 'model'}: of its prompts ['other'], none is put before a text",
     }
 
 

@@ -106,7 +106,7 @@ TABLE = [
     ("ckd", f"{CKD} --max-steps 0", "--max-steps"),
     ("ckd", f"{CKD} --dropout 1", "--dropout"),
     ("ckd", f"{TRAIN} {DEV} --teacher {{bert}}", "--student"),
-    ("ckd", f"{CKD} --student-layers 0,9", "0,9: layers that can be kept: [0, "),
+    ("ckd", f"{CKD} --student-layers 0,9", "0,9: choose each once from [0, "),
     ("ckd", f"{CKD} --output {{bert}}", "bert: has other files, or a run with --teacher None"),
     ("ckd", f"{CKD} --teacher {{distilbert}} --teacher-pooling pooler", "pooler"),
     ("dse", f"--teacher {{bert}} {DEV}", "--train and --dev"),

@@ -145,6 +145,17 @@ def double_first(tensors):
     tensors["embeddings.LayerNorm.weight"] *= 2
 
 
+def test_a_log_that_a_power_cut_has_left_shorter_is_not_padded(options, parse, tmp_path):
+    args = parse(ckd, *options)
+    run = common.Run(common.run_settings(args, [], []), args, "distill")
+    run.folder.mkdir()
+    (run.folder / "metrics.jsonl").write_text('{"step": 25}\n')
+    torch.save([(50, 1.0, 25, 26, None)], run.folder / "checkpoint.pt")
+    assert run.begin(99, []) == (50, None)
+    assert (run.best, run.best_step) == (1.0, 25)
+    assert (run.folder / "metrics.jsonl").read_text() == '{"step": 25}\n'
+
+
 def test_a_disk_that_is_full_names_the_log_and_what_to_do(options, parse, tmp_path):
     args = parse(ckd, *options)
     run = common.Run(common.run_settings(args, [], []), args, "distill")
