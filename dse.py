@@ -19,7 +19,6 @@ encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alp
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
-  - Adam corrects the bias of its moments; the authors' does not, so its first steps are larger.
   - The teacher that is kept is the best on dev; in the authors' code, it is the last.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
@@ -141,12 +140,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import transformers
 from safetensors.torch import load_file, save
 from scipy.stats import pearsonr, spearmanr
+from transformers import AutoModelForSequenceClassification as Classifier
 
 from common import Batches, UserError, embed_texts, encode, teacher_embeddings, token_lengths
-from common import download, note, one_line_errors, read_lines, read_scored_pairs
+from common import download, one_line_errors, read_lines, read_scored_pairs
 from common import Encoder, load_encoder, replacing, save_encoder
 from common import Device, Precision, in_range, positive_float, positive_int
 from common import Run, read_options, run_main, run_settings, table
@@ -193,6 +192,16 @@ class Options:
     precision: Precision = None  # of training (default: bf16 on a GPU that has it, else fp32)
 
 
+def uncorrected_adam(parameters, lr):
+    """As in the authors' code: Adam, its moments not corrected for their start at zero."""
+    optimizer = torch.optim.Adam(parameters, lr=lr, eps=1e-6, fused=True)
+    for parameter in parameters:
+        late = torch.tensor(1e6, device=parameter.device)  # a step at which torch corrects nothing
+        zeros = [torch.zeros_like(parameter) for _ in range(2)]
+        optimizer.state[parameter] = dict(step=late, exp_avg=zeros[0], exp_avg_sq=zeros[1])
+    return optimizer
+
+
 def warmup_linear(step, total):
     """Factor of the learning rate after `step` steps: rises from 0, then falls linearly to 0.
 
@@ -219,7 +228,7 @@ def finetune_teacher(teacher, pairs, labels, dev_score, run, args):
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
     parameters = list(teacher.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=args.teacher_lr, fused=True)
+    optimizer = uncorrected_adam(parameters, args.teacher_lr)
     teacher.train()
 
     state = [teacher, optimizer]
@@ -263,7 +272,7 @@ def distill(student, pairs, labels, targets, dev_score, run, args):
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
     parameters = list(student.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=args.lr, fused=True)
+    optimizer = uncorrected_adam(parameters, args.lr)
     student.train(not args.freeze_encoder)
 
     state = [student, optimizer]
@@ -302,16 +311,12 @@ def distill(student, pairs, labels, targets, dev_score, run, args):
 # ---- Scores --------------------------------------------------------------------------------------
 
 
-def embed_sentences(student, sentences):
-    """n sentences -> embeddings [n, D] on the student's device, for its head."""
-    return torch.from_numpy(encode(embed, student, sentences)).to(student.model.device)
-
-
 def logits_of(model, pairs):
     """The logits of a teacher or student for n pairs of sentences: array [n, C]."""
     if not hasattr(model, "head"):
         return encode(pair_logits, model, pairs)
-    u, v = [embed_sentences(model, sentences) for sentences in zip(*pairs)]
+    vectors = [encode(embed, model, sentences) for sentences in zip(*pairs)]
+    u, v = [torch.from_numpy(array).to(model.model.device) for array in vectors]
     return model.head.score_pairs(u, v).cpu().numpy()
 
 
@@ -343,15 +348,14 @@ def scores(model, sets, task):
 # ---- Models --------------------------------------------------------------------------------------
 
 
-def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32"):
+def load_cross_encoder(name, task, max_length=512, device="cpu"):
     """A folder or a name on the Hub -> the teacher, a classifier of pairs; see pair_logits().
 
     A plain encoder gets a random output layer and is `fresh`: it needs fine-tuning.
     """
     classes = CLASSES[task]
-    kind = transformers.AutoModelForSequenceClassification
     with one_line_errors(name, f"it must be a plain encoder, or predict {', '.join(classes)}"):
-        teacher = Encoder(name, kind, num_labels=len(classes))
+        teacher = Encoder(name, Classifier, num_labels=len(classes))
         config = teacher.model.config
         position = {label.lower(): at for label, at in config.label2id.items()}
         order = [position.get(label, at) for at, label in enumerate(classes)]
@@ -366,8 +370,6 @@ def load_cross_encoder(name, task, max_length=512, device="cpu", precision="fp32
     # Where CrossEncoder of sentence-transformers 6, 4 and 2 states the function of its score.
     functions = [teacher.settings.get("activation_fn"), config.to_dict()]
     teacher.has_sigmoid = task == "stsb" and "Sigmoid" in str(functions)
-    if precision == "bf16" and device == "cpu":
-        teacher.model.set_attn_implementation("eager")  # whose backward pass is faster there
     return teacher.to(device).eval()
 
 
@@ -470,7 +472,7 @@ def load_untrained_student(args):
 
 def run_teacher(train_set, sets, dev_score, settings, args):
     """Section 3.3 -> a classifier as it is, or a plain encoder, fine-tuned by a run of its own."""
-    options = (args.task, args.max_length, args.device, args.precision)
+    options = (args.task, args.max_length, args.device)
     teacher = load_cross_encoder(args.teacher, *options)
     if not teacher.fresh:
         return teacher
@@ -504,8 +506,6 @@ def main():
             teacher = run_teacher(train_set, sets, dev_score, settings, args)
             run.scores["teacher"] = scores(teacher, sets, args.task)
             targets = teacher_embeddings(pair_logits, teacher, pairs, None, args.precision)
-            if args.task == "stsb":
-                note(f"mean score: {targets.mean():.1f} by the teacher, {labels.mean():.1f} given")
             del teacher
         if args.teacher_only:
             run.write_card()

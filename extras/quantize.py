@@ -10,7 +10,9 @@ before each text.
 
 8 bits: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
 activations while the model runs. 4 bits: ONNX Runtime's MatMulNBits and GatherBlockQuantized, with
-a scale for each group of --group-size weights; --layer-bits 8 leaves linear layers in 8 bits.
+a scale for each group of --group-size weights, rounded by rounded_weights(); inputs of linear
+layers are rounded to 8 bits, by rounded_inputs(). --layer-bits 8 leaves linear layers in 8 bits.
+`python -m extras.rounded` trains a student with both roundings.
 
 With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of parameters;
 megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
@@ -44,6 +46,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from common import UserError, chunks, note, one_line_errors, spearman, tokenize
@@ -59,6 +62,7 @@ ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="i
 ROWS |= dict(q4="4 bits", q4_8="4 bits, linear layers 8 bits")
 TORCH_ROWS = ("fp32, torch", "int8 but the embeddings, torch")
 BATCH = 128  # texts
+SHRINK = (1, 0.92, 0.84)  # factors of a group's scale, of which the best is taken
 FILES = {"8": "model_int8.onnx", "4": "model_q4.onnx", "32": "model.onnx"}  # by --bits
 
 
@@ -74,6 +78,43 @@ class Options:
     rows: list = None  # of the table, as in "int8" "4 bits" (default: all)
     rounds: positive_int = 5  # of timing
     at_most: in_range(float, 0, 200) = None  # write no file that loses more points on --pairs
+
+
+# ---- The rounding of the file in 4 bits ----------------------------------------------------------
+
+
+def in_groups(values, size):
+    """[..., K] -> [..., groups, size], with zeros at the end of the last group."""
+    return F.pad(values, (0, -values.shape[-1] % size)).unflatten(-1, (-1, size))
+
+
+def rounded_weights(weights, size):
+    """Weights [..., K] -> the same shape: whole numbers from -8 to 7, times their group's scale.
+
+    The scale is the largest weight divided by -8, times the factor of SHRINK that has the least
+    squared error. It is a number of fp16, as the file keeps it.
+    """
+    groups = in_groups(weights, size)
+    largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
+    best, least = groups, torch.full_like(largest, torch.inf)
+    for factor in SHRINK:
+        scale = (factor * largest / -8).half().float()
+        new = (groups / scale).nan_to_num().round().clamp(-8, 7) * scale  # 0 / 0 where all are 0
+        error = (new - groups).square().sum(dim=-1, keepdim=True)
+        best = torch.where(error < least, new, best)
+        least = torch.minimum(error, least)
+    return best.flatten(-2)[..., : weights.shape[-1]]
+
+
+def rounded_inputs(inputs, size):
+    """A linear layer's inputs [..., K], as ONNX Runtime rounds them to 8 bits -> the same shape."""
+    groups = in_groups(inputs, size)
+    scale = groups.abs().amax(dim=-1, keepdim=True) / 127
+    new = (groups / scale).nan_to_num().round() * scale
+    return new.flatten(-2)[..., : inputs.shape[-1]]
+
+
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 def padded(encoder, token_ids):
@@ -125,13 +166,28 @@ def write_blockwise(source, file, operator, bits, group_size):
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    axes = (("MatMul", 0), ("Gather", 1))  # along an output's weights, along a token's embedding
-    options = dict(bits=bits, block_size=group_size, is_symmetric=True, quant_axes=axes)
+    axes = dict(MatMul=0, Gather=1)  # along an output's weights, along a token's embedding
+    options = dict(bits=bits, block_size=group_size, is_symmetric=True, quant_axes=axes.items())
     options |= dict(op_types_to_quantize=(operator,), accuracy_level=4)  # 4: int8 activations
     model = ONNXModel(onnx.load(source))
     model.replace_gemm_with_matmul()  # dense heads are exported as Gemm, which it leaves alone
+    read = {name for node in model.nodes() if node.op_type == operator for name in node.input}
+    for tensor in model.initializer():
+        if bits == 4 and tensor.name in read and len(tensor.dims) == 2:
+            weights = torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+            rows = weights.movedim(axes[operator], -1)
+            new = rounded_weights(rows, group_size).movedim(-1, axes[operator])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(new.numpy(), tensor.name))
+    # Its scale maps the largest weight to -8, and so does ours: what is rounded stays as it is.
     quantizer = MatMulNBitsQuantizer(model.model, **options)
     quantizer.process()
+    graph = quantizer.model.model.graph
+    for tensor in [each for each in graph.initializer if each.name.endswith("_scales")]:
+        name, half = tensor.name, f"{tensor.name}_fp16"  # cast when the file is loaded
+        scales = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(scales, half))
+        to = dict(to=onnx.TensorProto.FLOAT)
+        graph.node.insert(0, onnx.helper.make_node("Cast", [half], [name], **to))
     quantizer.model.save_model_to_file(str(file))
 
 

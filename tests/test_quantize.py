@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import demo_sentences
+from conftest import demo_sentences, random_rows
 from torch import nn
 
 import common
@@ -177,7 +177,7 @@ def test_four_bits_are_the_nearest_of_sixteen_multiples_of_a_group_s_scale(
     packed = np.frombuffer(tensors[node.input[0]].raw_data, np.uint8)
     levels = np.stack([packed & 15, packed >> 4], axis=1).astype(int)
     levels = np.where(levels > 7, levels - 16, levels).reshape(words.shape)
-    scales = onnx.numpy_helper.to_array(tensors[node.input[2]])
+    scales = onnx.numpy_helper.to_array(tensors[f"{node.input[2]}_fp16"]).astype(np.float32)
     for row in range(0, len(words), 50):
         for column in range(words.shape[1]):
             scale = scales[row, column // group_size]
@@ -186,6 +186,82 @@ def test_four_bits_are_the_nearest_of_sixteen_multiples_of_a_group_s_scale(
             error = abs(words[row, column] - scale * levels[row, column])
             assert error <= nearest + 1e-6
     assert least_cosine(encoder, tmp_path, "model_q4.onnx") > 0.9
+
+
+def rounded_by_hand(row, size):
+    """Of the three scales of each group, the one with the least squared error."""
+    made = []
+    for start in range(0, len(row), size):
+        group = row[start : start + size]
+        largest = max(group, key=abs)
+        tried = []
+        for factor in (1, 0.92, 0.84):
+            scale = float(np.float16(np.float32(factor * largest / -8)))
+            levels = [min(7, max(-8, round(weight / scale))) if scale else 0 for weight in group]
+            new = [level * scale for level in levels]
+            tried.append((sum((a - b) ** 2 for a, b in zip(new, group)), new))
+        made += min(tried)[1]
+    return made
+
+
+@pytest.mark.parametrize("width, size", [(64, 32), (48, 32), (20, 16)])
+def test_weights_are_rounded_to_sixteen_multiples_of_the_best_scale(width, size):
+    weights = random_rows(30, width)
+    weights[0, :size] = 0
+    weights[1] *= 1e-4
+    expected = torch.tensor([rounded_by_hand(row, size) for row in weights.tolist()])
+    made = quantize.rounded_weights(weights.float(), size)
+    assert (made - expected).abs().max() < 1e-6
+    assert torch.equal(quantize.rounded_weights(made, size), made)  # which the file relies on
+
+
+def test_inputs_are_rounded_to_whole_numbers_up_to_127():
+    inputs = random_rows(5, 7, 48).float()
+    made = quantize.rounded_inputs(inputs, 32)
+    for old, new in zip(inputs.flatten(0, 1).tolist(), made.flatten(0, 1).tolist()):
+        for group in (slice(0, 32), slice(32, 48)):
+            scale = max(map(abs, old[group])) / 127
+            expected = [round(value / scale) * scale for value in old[group]]
+            assert new[group] == pytest.approx(expected, abs=1e-5)
+    assert quantize.rounded_inputs(torch.zeros(2, 32), 32).tolist() == [[0.0] * 32] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["bert", "wide", "roberta"])
+def test_the_file_in_4_bits_computes_what_torch_does_with_rounded_weights(
+    models_folder, tmp_path, folder
+):
+    """With inputs in fp32, and as it is, with rounded ones.
+
+    An input between two whole numbers goes to the one or the other by the last digit of fp32, and
+    then changes those of the next layers: not all texts have the same vectors.
+    """
+    size = 32
+    encoder, embed, files = quantize.write_onnx(str(models_folder / folder), tmp_path, size)
+    logging.disable(logging.NOTSET)
+    file = onnx.load(files["q4"])
+    for node in file.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    onnx.save(file, tmp_path / "exact.onnx")
+    batch = quantize.padded(encoder, common.tokenize(encoder, demo_sentences(8)))
+    for layer in encoder.modules():
+        if isinstance(layer, (nn.Linear, nn.Embedding)):
+            layer.weight.data = quantize.rounded_weights(layer.weight.data, size)
+    with torch.no_grad():
+        expected = embed(encoder, *batch)
+    exact = torch.from_numpy(quantize.onnx_model(tmp_path / "exact.onnx")(*batch))
+    assert (exact - expected).abs().max() < 1e-5
+    for layer in encoder.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, x: quantize.rounded_inputs(x[0], size))
+    with torch.no_grad():
+        expected = embed(encoder, *batch)
+    shipped = torch.from_numpy(quantize.onnx_model(files["q4"])(*batch))
+    differences = (shipped - expected).abs().amax(dim=1)  # of each text
+    assert differences.min() < 1e-5
+    assert differences.mean() < (shipped - exact).abs().amax(dim=1).mean()
 
 
 @pytest.mark.parametrize("folder, pooling, width", ENCODERS)
