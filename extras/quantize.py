@@ -171,7 +171,8 @@ def write_blockwise(source, file, operator, bits, group_size):
     options |= dict(op_types_to_quantize=(operator,), accuracy_level=4)  # 4: int8 activations
     model = ONNXModel(onnx.load(source))
     model.replace_gemm_with_matmul()  # dense heads are exported as Gemm, which it leaves alone
-    read = {name for node in model.nodes() if node.op_type == operator for name in node.input}
+    place = 1 if operator == "MatMul" else 0  # of the weights among a node's inputs
+    read = {node.input[place] for node in model.nodes() if node.op_type == operator}
     for tensor in model.initializer():
         if bits == 4 and tensor.name in read and len(tensor.dims) == 2:
             weights = torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())

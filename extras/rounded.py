@@ -4,12 +4,13 @@
   python -m extras.rounded ckd.py @demo/ckd.txt
   python -m extras.quantize runs/ckd-demo --bits 4
 
-runs a script. In its training steps, the student's linear layers and embedding tables have weights,
-and linear layers inputs, as in the file of extras.quantize. Gradients pass the rounding as if there
-were none (the straight-through estimator, arXiv:1308.3432). The weights before rounding are saved,
-and extras.quantize rounds them in the same way. Scores and the teacher are without rounding.
+runs a script. Its training steps use the weights of the file, and round the inputs of linear layers
+as it does. Gradients pass the rounding as if there were none (the straight-through estimator,
+arXiv:1308.3432). The weights before rounding are saved and scored; without it, they are worse than
+those of usual training. What cannot be rounded is refused at the first step.
 """
 
+import contextlib
 import runpy
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 import common
-from common import UserError, embed_texts, run_main
+from common import UserError, embed_texts, run_main, run_settings
+from extras import quantize
 from extras.quantize import rounded_inputs, rounded_weights
 
 SCRIPTS = ("ckd.py", "congen.py", "ibkd.py", "distilface.py")
@@ -30,15 +32,6 @@ def straight_through(round_values, values):
     return values + (round_values(values.detach(), GROUP) - values).detach()
 
 
-def round_inputs(layer, inputs):
-    return straight_through(rounded_inputs, *inputs)
-
-
-def round_rows(table, inputs, rows):
-    """The rows of a table that a batch reads: a group lies within a row."""
-    return straight_through(rounded_weights, rows)
-
-
 def layers_of(encoder):
     """-> linear layers, embedding tables. Raises UserError if other layers have a matrix."""
     modules = [*encoder.model.modules(), *encoder.heads.modules()]
@@ -46,8 +39,8 @@ def layers_of(encoder):
     tables = [layer for layer in modules if isinstance(layer, nn.Embedding)]
     for layer in set(modules) - {*linear, *tables}:
         if any(value.ndim > 1 for value in layer.parameters(recurse=False)):
-            found = f"{encoder.name}: its {type(layer).__name__} has weights"
-            raise UserError(f"{found}; only linear layers and embedding tables can be rounded")
+            found = f"its {type(layer).__name__} is neither a linear layer nor an embedding table"
+            raise UserError(f"{encoder.name}: {found}; train it without extras.rounded")
     return linear, tables
 
 
@@ -56,24 +49,28 @@ def embed_rounded(embed, encoder, texts, max_length=None):
     if not torch.is_grad_enabled():  # scoring, and the teacher
         return embed_texts(embed, encoder, texts, max_length)
     linear, tables = layers_of(encoder)
-    hooks = [layer.register_forward_pre_hook(round_inputs) for layer in linear]
-    hooks += [table.register_forward_hook(round_rows) for table in tables]
-    for layer in linear:  # a value in its __dict__ hides the parameter, which stays the same
-        layer.__dict__["weight"] = straight_through(rounded_weights, layer.weight)
-    try:
-        return embed_texts(embed, encoder, texts, max_length)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as stack:
         for layer in linear:
-            del layer.__dict__["weight"]
+            add = layer.register_forward_pre_hook
+            stack.callback(add(lambda _, x: straight_through(rounded_inputs, *x)).remove)
+            # What is in __dict__ hides the parameter, which stays the same.
+            layer.__dict__["weight"] = straight_through(rounded_weights, layer.weight)
+            stack.callback(layer.__dict__.pop, "weight")
+        for table in tables:  # of the rows that the batch reads: a group lies within a row
+            add = table.register_forward_hook
+            stack.callback(add(lambda *x: straight_through(rounded_weights, x[2])).remove)
+        return embed_texts(embed, encoder, texts, max_length)
+
+
+def settings_of_rounding(args, files, texts):  # a run depends on this code, too
+    return run_settings(args, [*files, __file__, quantize.__file__], texts)
 
 
 def main():
     del sys.argv[0]
     if not sys.argv or Path(sys.argv[0]).name not in SCRIPTS:
         raise UserError(f"extras.rounded SCRIPT ...: a script is one of {', '.join(SCRIPTS)}")
-    common.embed_texts = embed_rounded
+    common.embed_texts, common.run_settings = embed_rounded, settings_of_rounding
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

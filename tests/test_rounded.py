@@ -84,12 +84,13 @@ def test_a_killed_run_continues_to_the_same_bytes(name, models_folder, files, tm
                 time.sleep(0.01)
             process.kill()
             process.join()
+            assert not (folder / "README.md").exists()  # it was not finished
         else:
             finish(process, log)
     assert outcome(killed) == outcome(whole)
-    plain = tmp_path / "plain"
-    finish(start(name, small_options(name, models_folder, files, plain), log), log)
-    assert outcome(plain) != outcome(whole)
+    usual = start(name, small_options(name, models_folder, files, whole), log)
+    usual.join(300)
+    assert usual.exitcode == 2 and "a run with its code:" in log.read_text()  # is not mixed with it
 
 
 def test_what_it_cannot_round_is_refused(fails):
@@ -98,5 +99,5 @@ def test_what_it_cannot_round_is_refused(fails):
     assert expected in fails(rounded)
     encoder = nn.Module()
     encoder.name, encoder.model, encoder.heads = "my-gpt", Conv1D(4, 32), nn.Identity()
-    with pytest.raises(common.UserError, match="my-gpt: its Conv1D has weights; only linear"):
+    with pytest.raises(common.UserError, match="my-gpt: its Conv1D is neither a linear"):
         rounded.embed_rounded(ckd.embed, encoder, demo_sentences(2))
