@@ -717,7 +717,7 @@ class Run:
         self.bar.close()
         if row["dev"] < self.best - 0.01:  # a better one may be there after a kill
             found = f"has a dev score of {row['dev']:.2f}, and {self.best:.2f} when it was saved"
-            raise UserError(f"{self.folder}: {found}; it is not what was trained")
+            raise UserError(f"{self.folder}: {found}; it collapsed (lower --lr), or was changed")
         if self.best_step == 0:
             note(f"{self.stage}: no step improved the dev score; docs/engineering.md has advice")
         self.scores[f"{name} (step {self.best_step} of {self.bar.n})"] = row

@@ -21,6 +21,7 @@ Departures that change results (docs/congen.md has all of them, next to the auth
   - Without --pairs, words are deleted for the second view; the paper's views are back-translations.
   - The default teacher is pooled at [CLS], as it was trained; the authors' command takes a mean.
   - The sentences that fill the queue at the start are also trained on.
+  - AdamW's moments are not corrected for their start at zero, as in the authors' code.
   - A student cut to --student-layers trains without dropout.
 
   python congen.py --student bert-base-uncased         the paper's student, with word deletion

@@ -5,10 +5,9 @@ Barkan, Razin, Malkiel, Katz, Caciularu, Koenigstein: "Scalable Attentive Senten
 Distilled Sentence Embedding", AAAI 2020, arXiv:1908.05161.
 
 The teacher, a cross-encoder, reads both sentences of a pair at once. The student embeds each
-sentence on its own, and a small network compares the two embeddings. Encoder and network together
-learn the teacher's logits and the labels. The embeddings of a catalogue are computed once, so that
-a new sentence takes one pass of the encoder instead of one pass per pair. A teacher that is a plain
-encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alpha 0 there is none.
+sentence on its own, and a small network compares the two embeddings: a catalogue is embedded once.
+Encoder and network together learn the teacher's logits and the labels. A teacher that is a plain
+encoder is first fine-tuned, and saved in OUTPUT/teacher; with --alpha 0 there is none.
 
     y, z --> teacher (cross-encoder) -----------> logits T_yz ----+
                                                                   v
@@ -19,6 +18,7 @@ encoder is first fine-tuned on the task, and saved in OUTPUT/teacher; with --alp
 Departures that change results (docs/dse.md has all of them, next to the authors' code):
   - A student of fewer than four layers concatenates as many vectors as it has layers.
   - On a GPU that has bf16, training and the teacher's logits use it; --precision fp32 does not.
+  - Adam's moments are not corrected for their start at zero, as in the authors' code.
   - The teacher that is kept is the best on dev; in the authors' code, it is the last.
   - A frozen encoder (--freeze-encoder) runs without dropout.
 
@@ -193,7 +193,7 @@ class Options:
 
 
 def uncorrected_adam(parameters, lr):
-    """As in the authors' code: Adam, its moments not corrected for their start at zero."""
+    """Adam (section 4.1.1), but as in the authors' code: m and v are not divided by 1 - beta^t."""
     optimizer = torch.optim.Adam(parameters, lr=lr, eps=1e-6, fused=True)
     for parameter in parameters:
         late = torch.tensor(1e6, device=parameter.device)  # a step at which torch corrects nothing

@@ -5,9 +5,10 @@
   python -m extras.quantize runs/ckd-demo --bits 4
 
 runs a script. Its training steps use the weights of the file, and round the inputs of linear layers
-as it does. Gradients pass the rounding as if there were none (the straight-through estimator,
-arXiv:1308.3432). The weights before rounding are saved and scored; without it, they are worse than
-those of usual training. What cannot be rounded is refused at the first step.
+as it does (in bf16, up to bf16's own rounding). Gradients pass the rounding as if there were none
+(the straight-through estimator, arXiv:1308.3432). The weights before rounding are saved and scored;
+used without it, they are worse than those of usual training. What cannot be rounded is refused at
+the first step.
 """
 
 import contextlib
