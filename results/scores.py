@@ -1,12 +1,13 @@
-"""Score a model on STS and search in one process: in fp32, and as an ONNX file in 4 bits.
+"""Score a model on STS and search in one process: in fp32, and as ONNX files in int8 and 4 bits.
 
-  python results/scores.py runs/three-0 --data FOLDER --sets sts qnli --files fp32 q4
+  python results/scores.py runs/three-0 --data FOLDER --sets sts qnli --files fp32 int8 q4
       --document-model sentence-transformers/all-MiniLM-L6-v2 --json runs/score-three-0.json
 
 FOLDER is written by data_sets.py. Columns: megabytes of the weights; the seven test sets of STS and
 their average (Spearman x 100), and the average without pairs that overlap with what chooses or
 trains a student; nDCG@10 x 100 on SciFact, MRR@10 x 100 on QNLI, each with the model's own index
-and with that of --document-model in fp32, which a student of the same dimensions can search.
+and with that of --document-model in fp32, which a student of the same dimensions can search. --json
+also has the score of each question, by the model's own index.
 """
 
 import re
@@ -26,7 +27,7 @@ from eval_sts import load, read_sts
 from extras.eval_retrieval import metrics, read_split, read_texts, search, set_prompts
 from extras.quantize import onnx_model, write_onnx
 
-GROUP = 64  # weights of a 4-bit file with a common scale
+FILES = dict(fp32="fp32", int8="int8", q4="4 bits")  # names of rows
 CORPORA = dict(scifact=("SciFact", "nDCG@10"), qnli=("QNLI", "MRR@10"))
 NO_PROMPTS = SimpleNamespace(query_prompt=None, passage_prompt=None)  # take the folder's
 
@@ -35,7 +36,7 @@ class Options:
     model: str  # folder or Hub name
     data: str = "data"  # the folder that data_sets.py writes
     sets: list = None  # of sts, scifact, qnli (default: sts)
-    files: list = None  # of fp32, q4 (default: fp32)
+    files: list = None  # of fp32, int8, q4 (default: fp32)
     document_model: str = None  # its index is searched, too
     json: str = None  # a file for the unrounded numbers
 
@@ -87,14 +88,15 @@ def index_of(embed, encoder, beir):
 
 
 def search_scores(embed, encoder, beir, indexes):
-    """indexes {name: vectors [P, D]} -> {name: metrics()} of the queries of the test split."""
+    """indexes {name: vectors [P, D]} -> {name: metrics() of each query of the test split}."""
     queries, answers = read_split(beir, "test")
     set_prompts(encoder, NO_PROMPTS)
     vectors = encode(embed, encoder, [encoder.query_prompt + text for text in queries])
-    found = {}
+    scores = {}
     for name, passages in indexes.items():
-        found[name] = metrics(search(vectors, [passages], 11, "cosine", "cpu"), answers)
-    return found
+        found = search(vectors, [passages], 11, "cosine", "cpu")
+        scores[name] = [metrics([ranking], [known]) for ranking, known in zip(found, answers)]
+    return scores
 
 
 def teachers_index(name, beir):
@@ -107,8 +109,8 @@ def teachers_index(name, beir):
 
 
 def score(args, embed, encoder):
-    """-> a row of the table."""
-    row = {}
+    """-> a row of the table, {corpus: the score of each question by the own index}."""
+    row, questions = {}, {}
     for name in args.sets:
         if name == "sts":
             row |= sts_scores(embed, encoder, args.data)
@@ -119,28 +121,35 @@ def score(args, embed, encoder):
         if args.document_model:
             indexes[f"{title}, teacher's index"] = teachers_index(args.document_model, beir)
         found = search_scores(embed, encoder, beir, indexes)
-        row |= {column: scores[key] for column, scores in found.items()}
-    return row
+        by_question = {column: [one[key] for one in rows] for column, rows in found.items()}
+        row |= {column: mean(values) for column, values in by_question.items()}
+        questions[title] = [round(value, 2) for value in by_question[title]]
+    return row, questions
 
 
 def main():
     args = read_options(Options, __doc__)
     args.sets, args.files = args.sets or ["sts"], args.files or ["fp32"]
-    if unknown := {*args.sets} - {"sts", *CORPORA} | {*args.files} - {"fp32", "q4"}:
+    if unknown := {*args.sets} - {"sts", *CORPORA} | {*args.files} - {*FILES}:
         raise UserError(f"{min(unknown)}: choose --sets and --files from those of --help")
     encoder, embed = load(args.model)
-    rows = {}
+    rows, questions = {}, {}
+
+    def add(kind, megabytes, embed):
+        row, questions[FILES[kind]] = score(args, embed, encoder)
+        rows[FILES[kind]] = {"MB": megabytes} | row
+
     if "fp32" in args.files:
-        size = sum(value.numel() for value in encoder.parameters()) * 4 / 1e6
-        rows["fp32"] = {"MB": size} | score(args, embed, encoder)
-    if "q4" in args.files:
+        add("fp32", sum(value.numel() for value in encoder.parameters()) * 4 / 1e6, embed)
+    if rounded := [kind for kind in args.files if kind != "fp32"]:
         with tempfile.TemporaryDirectory() as folder:
-            encoder, embed, files = write_onnx(args.model, folder, GROUP)
-            run = onnx_model(files["q4"])
-            row = score(args, partial(embed_by_file, run), encoder)
-            rows["4 bits"] = {"MB": files["q4"].stat().st_size / 1e6} | row
+            encoder, _, files = write_onnx(args.model, folder)
+            for kind in rounded:
+                run = onnx_model(files[kind])
+                add(kind, files[kind].stat().st_size / 1e6, partial(embed_by_file, run))
     if args.json:
-        write_json(Path(args.json), rows)
+        found = {name: row | {"questions": questions[name]} for name, row in rows.items()}
+        write_json(Path(args.json), found)
     print(table(rows))
 
 

@@ -1,8 +1,7 @@
-"""Does a student of one half of a corpus search the other half better, too? And which step to keep?
+"""Does a student of one half of a corpus search the other half better, too?
 
   python results/unseen.py lines BEIR GENERAL PREFIX [PROMPT]
   python results/unseen.py halves BEIR TEACHER GENERAL HALVES
-  python results/unseen.py steps BEIR ...
 
 lines: splits the passages into two halves and writes three training texts of as many lines each.
 PREFIX-general.txt has the first lines of the file GENERAL. In PREFIX-a.txt and -b.txt, the second
@@ -10,11 +9,8 @@ half of these are lines of one half of the corpus: its passages, then some of th
 then the same again. PROMPT begins the corpus's lines, for a model with prompts.
 halves: compares the students GENERAL-SEED, HALVES-a-SEED and HALVES-b-SEED. The gain over the
 general student is "seen" where the answers of a query were in the training text, else "unseen".
-steps: compares the step that STS-B dev chooses with the last one. Decided before any was scored:
-README advises the one with the higher nDCG@10, the mean of both corpora and both cuts, if the
-interval of "all" excludes 0; otherwise the pages say that no difference was seen.
 
-Columns: scores x 100, the mean of three seeds; 95 % intervals, by bootstrap over queries.
+Columns: scores x 100, the mean of the seeds; 95 % intervals, by bootstrap over queries.
 """
 
 import json
@@ -36,7 +32,6 @@ BLOCK = 100  # passages, as they follow in the file: an article of XQuAD-R is mo
 LINES = 3100  # of one half, which has at most as many passages; and as many general ones
 TOKENS = 64  # of a text in the index, as in training: a "seen" passage is seen in full
 SEEDS = (0, 1, 2)
-CUTS = ("three", "two")  # layers
 SAMPLES = 10_000  # of the bootstrap
 SCORES = ("nDCG@10", "MRR@10")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")  # as in commands.sh
@@ -93,17 +88,14 @@ def query_scores(model, beir):
     return np.array(json.loads(kept.read_text()))
 
 
-def with_interval(statistic, *corpora):
-    """A row of the table. statistic(*corpora) -> [SCORES]; a corpus: array [queries, ...]."""
+def with_interval(statistic, gains):
+    """A row of the table. gains: array [queries, ...]; statistic(gains) -> [SCORES]."""
     generator = np.random.default_rng(0)
-    samples = []
-    for _ in range(SAMPLES):
-        chosen = [generator.integers(len(rows), size=len(rows)) for rows in corpora]
-        samples.append(statistic(*[rows[places] for rows, places in zip(corpora, chosen)]))
+    chosen = generator.integers(len(gains), size=(SAMPLES, len(gains)))
+    low, high = np.percentile([statistic(gains[rows]) for rows in chosen], (2.5, 97.5), axis=0)
     row = {}
-    low, high = np.percentile(samples, (2.5, 97.5), axis=0)
     for i, key in enumerate(SCORES):
-        row |= {key: statistic(*corpora)[i], f"{key} from": low[i], f"{key} to": high[i]}
+        row |= {key: statistic(gains)[i], f"{key} from": low[i], f"{key} to": high[i]}
     return row
 
 
@@ -114,29 +106,10 @@ def row_of(scores):
 
 def seeds_mean(run, beir, rows):
     """The mean of a run's seeds -> array [queries, SCORES]; adds a row of the table for each."""
-    scores = np.array([query_scores(f"runs/{run}-{seed}", beir) for seed in SEEDS])
-    rows |= {f"{run}-{seed}": row_of(scores[seed]) for seed in SEEDS}
+    trained = [name for seed in SEEDS if Path("runs", name := f"{run}-{seed}").exists()]
+    scores = np.array([query_scores(f"runs/{name}", beir) for name in trained])
+    rows |= {name: row_of(found) for name, found in zip(trained, scores)}
     return scores.mean(axis=0)
-
-
-def compare_steps(*corpora):
-    rows = {}
-    differences = []  # of each corpus: [queries, CUTS, SCORES]
-    for beir in corpora:
-        name = Path(beir).name
-        dev, last = [
-            np.stack([seeds_mean(f"steps-{cut}-{rule}-{name}", beir, rows) for cut in CUTS], 1)
-            for rule in ("dev", "last")
-        ]
-        for cut, difference in zip(CUTS, np.moveaxis(dev - last, 1, 0)):
-            rows[f"{name}, {cut}: dev - last"] = with_interval(lambda d: d.mean(0), difference)
-        differences.append(dev - last)
-
-    def mean_of_corpora(*parts):
-        return np.mean([part.mean((0, 1)) for part in parts], axis=0)
-
-    rows["all: dev - last"] = with_interval(mean_of_corpora, *differences)
-    print(table(rows))
 
 
 def compare_halves(beir, teacher, general, halves):
@@ -161,7 +134,7 @@ def compare_halves(beir, teacher, general, halves):
 
 def main():
     _, comparison, *arguments = sys.argv
-    functions = dict(lines=write_lines, halves=compare_halves, steps=compare_steps)
+    functions = dict(lines=write_lines, halves=compare_halves)
     functions[comparison](*arguments)
 
 

@@ -648,6 +648,7 @@ def test_scores_are_those_of_the_scripts(models_folder, senteval, tmp_path, call
     call_main(eval_retrieval, model, "--beir", DEMO / "beir", "--json", file)
     search = json.loads(file.read_text())[str(model)]["MRR@10"]
     assert row["QNLI"] == pytest.approx(search) == pytest.approx(row["QNLI, teacher's index"])
+    assert mean(row["questions"]["QNLI"]) == pytest.approx(search, abs=0.01)
 
 
 def test_the_speed_of_training_is_that_between_two_losses(tmp_path):
