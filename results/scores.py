@@ -7,7 +7,7 @@ FOLDER is written by data_sets.py. Columns: megabytes of the weights; the seven 
 their average (Spearman x 100), and the average without pairs that overlap with what chooses or
 trains a student; nDCG@10 x 100 on SciFact, MRR@10 x 100 on QNLI, each with the model's own index
 and with that of --document-model in fp32, which a student of the same dimensions can search. --json
-also has the score of each question, by the model's own index.
+also has the score of each question.
 """
 
 import re
@@ -109,7 +109,7 @@ def teachers_index(name, beir):
 
 
 def score(args, embed, encoder):
-    """-> a row of the table, {corpus: the score of each question by the own index}."""
+    """-> a row of the table, {column of search: the score of each question}."""
     row, questions = {}, {}
     for name in args.sets:
         if name == "sts":
@@ -123,7 +123,8 @@ def score(args, embed, encoder):
         found = search_scores(embed, encoder, beir, indexes)
         by_question = {column: [one[key] for one in rows] for column, rows in found.items()}
         row |= {column: mean(values) for column, values in by_question.items()}
-        questions[title] = [round(value, 2) for value in by_question[title]]
+        for column, values in by_question.items():
+            questions[column] = [round(value, 2) for value in values]
     return row, questions
 
 
