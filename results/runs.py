@@ -38,7 +38,7 @@ PREPARATION, *PAGES = (HERE / "commands.sh").read_text("utf-8").split("\n## ")
 VARIABLE = re.compile(r"^(\w+)=(?:\$\{\w+:-)?([^\s}]+)", re.M)  # T=name or T=${T:-name}
 COMMAND = re.compile(r"^# (\S+?)(?:: seeds (.+))?\n(python (?:.*\\\n)*.*)$", re.M)
 OPTIONS = re.compile(r"^options (\S+) <<END.*\n((?:.*\n)+?)END$", re.M)
-ALONE = re.compile(r"extras\.(benchmark|quantize)|results/files")  # what measures speed
+ALONE = re.compile(r"extras\.(benchmark|quantize)|results/files|runs/time-")  # what measures speed
 CODE = ["--", ":(glob)*.py", "extras", *map("results/{}.py".format, ("files", "scores", "unseen"))]
 SHARED = {
     f"@runs/{name}.txt": " ".join(text.split()) for name, text in OPTIONS.findall(PREPARATION)

@@ -34,8 +34,7 @@ TABLES = {name: path.read_text("utf-8") for name, path in TABLES.items()}
 PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.S) for name, text in TEXTS.items()}
 # What each page of a paper has, in this order, and the columns of its tables.
 SECTIONS = {
-    "Is it the authors' method?": "authors' program | here | steps | largest relative "
-    "difference of a loss",
+    "Is it the authors' method?": None,
     "On your own data": None,
     "Paper against here": "run | student before | after | teacher",
     "Equations": "equation | function",
@@ -248,7 +247,8 @@ def test_a_cell_has_at_most_25_words(script):
 def test_a_size_of_a_departure_is_one_of_those_that_were_measured(script):
     found = sections(script)
     measured = TEXTS["docs/authors.md"]
-    numbers = [row[-1] for row in cells(found["Is it the authors' method?"])[1:]]
+    numbers = re.findall(r"\d\.\de-\d+", found["Is it the authors' method?"])
+    assert numbers
     rows = [row for row in cells(found["Departures that change the loss"]) if len(row) == 4]
     for departure, *_ in rows[1:]:
         sizes = re.findall(r"\d\.\d(?:e-\d+)?", departure.partition("(")[2])
@@ -278,7 +278,7 @@ def test_the_numbers_of_one_gpu_are_those_of_its_data():
         weights = layers * (12 * width**2 + 13 * width) + 30_522 * width
         tokens = batch * line["tokens/s"] / line["sentences/s"] / (1 - line["padding"] / 100)
         used.append((18 * weights + 45 * layers * width * tokens) / 1e9 / line["GB"])
-        if way == "parts" and batch > 64:
+        if way == "parts" and (batch > 512 or width > 384 and batch > 64):
             three = [found[model, batch, way] for way in ("parts", "padded", "one row")]
             cells = [f"{row['sentences/s']:,.0f}" for row in three]
             cells += [f"{row['GB']:.1f}" for row in three] + [f"{encoding[model, batch]:,.0f}"]
@@ -287,21 +287,14 @@ def test_the_numbers_of_one_gpu_are_those_of_its_data():
         found["12 layers of 768", 2048, way]["sentences/s"]
         for way in ("parts", "padded", "one row")
     ]
-    launches = [line for line in lines if line["part"] == "launches"]
     stated = [f"{min(used):.2f} to {max(used):.2f}", f"{base[0] / base[1]:.1f} times as fast"]
-    stated += [f"and {base[2] / base[1]:.1f} times", f"{launches[0]['ms a pass']:.0f} ms"]
-    stated += [f"{launches[-1]['ms a pass']:.0f} ms"]
-    stated += [f"{line['sentences/s']:,.0f}" for line in lines if line["part"] == "fp16"]
-    stated += [f"{round(line['sentences/s'], -2):,.0f}" for line in lines[-1:]]
+    stated += [f"trains {base[2] / base[1]:.1f} times as fast"]
     small = [
         [found[f"{layers} layers of 384", 2048, way] for way in ("parts", "padded")]
         for layers in (6, 3)
     ]
     slower = [100 - 100 * a["sentences/s"] / b["sentences/s"] for a, b in small]
-    memory = [100 * a["GB"] / b["GB"] for a, b in small]
-    stated += [f"{slower[0]:.0f} to {slower[1]:.0f} %", f"{memory[1]:.0f} to {memory[0]:.0f} %"]
-    two = [found["12 layers of 768", 512, way]["sentences/s"] for way in ("parts", "padded")]
-    stated += [f"{100 - 100 * two[0] / two[1]:.0f} % slower"]
+    stated += [f"{slower[0]:.0f} to {slower[1]:.0f} %"]
     recipe = [line for line in lines if line["part"] == "recipe"]
     stated += [f"{line['seconds']} seconds" for line in recipe]
     for words in stated:

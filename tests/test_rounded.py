@@ -1,6 +1,7 @@
 """extras/rounded.py: a training step with the file's rounding, and gradients as if without it."""
 
 import copy
+import json
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 import ckd
 import common
-from extras import rounded
+from extras import quantize, rounded
 
 SCRIPTS = ("ckd", "congen", "ibkd", "distilface")
 
@@ -22,9 +23,9 @@ def with_rounded_weights(encoder):
     made = copy.deepcopy(encoder)
     for layer in made.modules():
         if isinstance(layer, (nn.Linear, nn.Embedding)):
-            layer.weight.data = rounded.rounded_weights(layer.weight.data, 32)
+            layer.weight.data = quantize.rounded_weights(layer.weight.data, 32)
         if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(lambda _, x: rounded.rounded_inputs(x[0], 32))
+            layer.register_forward_pre_hook(lambda _, x: quantize.rounded_inputs(x[0], 32))
     return made
 
 
@@ -41,9 +42,13 @@ def test_a_step_has_the_rounded_outputs_and_leaves_the_weights(models_folder):
     found.square().sum().backward()
     assert [name for name, _ in encoder.named_parameters()] == names
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
-    with torch.no_grad():  # scoring is as always
-        scored = rounded.embed_rounded(ckd.embed, encoder, texts)
-    assert torch.equal(scored, common.embed_texts(ckd.embed, encoder, texts).detach())
+    with torch.no_grad():  # in scores, too
+        scored = rounded.embed_rounded(ckd.embed, encoder.eval(), texts)
+    assert (scored - torch.from_numpy(expected)).abs().median() < 1e-5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounded, "teacher_embeddings", rounded.embed_rounded)
+        found = rounded.embed_teacher(ckd.embed, encoder, texts)
+    assert torch.equal(found, common.embed_texts(ckd.embed, encoder, texts))
 
 
 def test_gradients_pass_the_rounding():
@@ -55,9 +60,9 @@ def test_gradients_pass_the_rounding():
     numbers, slopes = torch.tensor([3, 1, 4, 1]), torch.randn(4, 5)
     linear, tables = rounded.layers_of(encoder)
     assert (linear, tables) == ([layer], [table])
-    rows = rounded.rounded_weights(table.weight.detach(), 32)[numbers]
-    inputs = rounded.rounded_inputs(rows, 32)
-    weight = rounded.rounded_weights(layer.weight.detach(), 32)
+    rows = quantize.rounded_weights(table.weight.detach(), 32)[numbers]
+    inputs = quantize.rounded_inputs(rows, 32)
+    weight = quantize.rounded_weights(layer.weight.detach(), 32)
 
     def embed_texts(embed, encoder, texts, max_length):
         return encoder.model(numbers)
@@ -88,6 +93,11 @@ def test_a_killed_run_continues_to_the_same_bytes(name, models_folder, files, tm
         else:
             finish(process, log)
     assert outcome(killed) == outcome(whole)
+    if name == "ckd":  # dev chooses by what the file will have
+        scores = json.loads((whole / "scores.json").read_text())
+        student = with_rounded_weights(common.load_encoder(whole))
+        expected = common.spearman(ckd.embed, student, common.read_dev(files / "dev.tsv"))
+        assert list(scores.values())[-1]["dev"] == pytest.approx(expected, abs=0.05)
     usual = start(name, small_options(name, models_folder, files, whole), log)
     usual.join(300)
     assert usual.exitcode == 2 and "a run with its code:" in log.read_text()  # is not mixed with it
@@ -99,5 +109,5 @@ def test_what_it_cannot_round_is_refused(fails):
     assert expected in fails(rounded)
     encoder = nn.Module()
     encoder.name, encoder.model, encoder.heads = "my-gpt", Conv1D(4, 32), nn.Identity()
-    with pytest.raises(common.UserError, match="my-gpt: its Conv1D is neither a linear"):
+    with pytest.raises(common.UserError, match="my-gpt: has a Conv1D; omit extras.rounded"):
         rounded.embed_rounded(ckd.embed, encoder, demo_sentences(2))
