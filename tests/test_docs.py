@@ -246,7 +246,7 @@ def test_a_cell_has_at_most_25_words(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_size_of_a_departure_is_one_of_those_that_were_measured(script):
     found = sections(script)
-    measured = TEXTS["docs/authors.md"]
+    measured = TEXTS["docs/authors.md"] + (ROOT / "docs/departures.jsonl").read_text("utf-8")
     numbers = re.findall(r"\d\.\de-\d+", found["Is it the authors' method?"])
     assert numbers
     rows = [row for row in cells(found["Departures that change the loss"]) if len(row) == 4]
@@ -256,6 +256,13 @@ def test_a_size_of_a_departure_is_one_of_those_that_were_measured(script):
         numbers += sizes
     for number in numbers:
         assert re.search(rf"(?<![\d.]){number}(?![\de])", measured), number
+
+
+def test_each_measured_departure_is_on_the_page_of_its_script():
+    for line in map(json.loads, (ROOT / "docs/departures.jsonl").read_text("utf-8").splitlines()):
+        kind = line["program"].split("-")[0]
+        page = TEXTS[f"docs/{dict(kd='ckd', nli='ckd').get(kind, kind)}.md"]
+        assert re.search(rf"(?<![\d.]){line['size']}(?!\d)", page), line
 
 
 def test_the_numbers_of_one_gpu_are_those_of_its_data():
