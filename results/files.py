@@ -29,7 +29,7 @@ class Options:
     models: list  # folders or Hub names
     pairs: str = None  # TSV file, whose first sentences are embedded
     sentences: positive_int = 512  # how many
-    rounds: positive_int = 5
+    rounds: positive_int = 5  # of all files
 
 
 def in_batches(encoder, texts, size):

@@ -10,7 +10,7 @@ then the same again. PROMPT begins the corpus's lines, for a model with prompts.
 halves: compares the students GENERAL-SEED, HALVES-a-SEED and HALVES-b-SEED. The gain over the
 general student is "seen" where the answers of a query were in the training text, else "unseen".
 
-Columns: scores x 100, the mean of the seeds; 95 % intervals, by bootstrap over queries.
+Columns: scores x 100, the mean of three seeds; 95 % intervals, by bootstrap over queries.
 """
 
 import json
@@ -106,9 +106,8 @@ def row_of(scores):
 
 def seeds_mean(run, beir, rows):
     """The mean of a run's seeds -> array [queries, SCORES]; adds a row of the table for each."""
-    trained = [name for seed in SEEDS if Path("runs", name := f"{run}-{seed}").exists()]
-    scores = np.array([query_scores(f"runs/{name}", beir) for name in trained])
-    rows |= {name: row_of(found) for name, found in zip(trained, scores)}
+    scores = np.array([query_scores(f"runs/{run}-{seed}", beir) for seed in SEEDS])
+    rows |= {f"{run}-{seed}": row_of(scores[seed]) for seed in SEEDS}
     return scores.mean(axis=0)
 
 

@@ -15,6 +15,7 @@ from conftest import DEMO, ROOT
 from test_docs import accept
 
 sys.path.insert(0, str(ROOT / "results"))
+import files as results_files
 import scores
 
 import eval_sts
@@ -658,6 +659,30 @@ def test_scores_are_those_of_the_scripts(models_folder, senteval, tmp_path, call
     search = json.loads(file.read_text())[str(model)]["MRR@10"]
     assert row["QNLI"] == pytest.approx(search) == pytest.approx(row["QNLI, teacher's index"])
     assert mean(row["questions"]["QNLI"]) == pytest.approx(search, abs=0.01)
+
+
+@pytest.mark.slow
+def test_files_of_models_are_timed_in_turns(models_folder, files, call_main, monkeypatch):
+    """Two rounds, in each of which two models embed 40 sentences in eight ways each."""
+    calls = []
+
+    def speed(embed_batch, batches, sentences):
+        calls.append([len(ids) for ids, _ in batches])
+        return 10.0 * len(calls)
+
+    monkeypatch.setattr(results_files, "speed", speed)
+    models = [str(models_folder / name) for name in ("bert", "mean")]
+    words = ("--pairs", files / "dev.tsv", "--sentences", 40, "--rounds", 2)
+    table = runs.tables(call_main(results_files, *models, *words))
+    assert list(table) == [f"{name}, {kind}" for name in models for kind in results_files.KINDS]
+    both = [[1] * 40, [32, 8]]
+    for turn in (calls[:16], calls[16:]):
+        assert len(turn) == 16 and all(turn.count(sizes) == 8 for sizes in both)
+    assert calls[:16] != calls[16:]
+    for row in table.values():
+        for label in results_files.SIZES:
+            low, high = row[f"{label}, lowest"], row[f"{label}, highest"]
+            assert 10 <= low <= 160 < high <= 320 and row[label] == (low + high) / 2
 
 
 def test_the_speed_of_training_is_that_between_two_losses(tmp_path):
