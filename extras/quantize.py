@@ -11,8 +11,8 @@ before each text.
 8 bits: the weights of linear layers (one scale per output) and of embedding layers are rounded now,
 activations while the model runs. 4 bits: ONNX Runtime's MatMulNBits and GatherBlockQuantized, with
 a scale for each group of --group-size weights, rounded by rounded_weights(); inputs of linear
-layers are rounded to 8 bits, by rounded_inputs(). --layer-bits 8 leaves linear layers in 8 bits.
-`python -m extras.rounded` trains a student with both roundings.
+layers are rounded to 8 bits, by rounded_inputs(). --layer-bits 8 leaves linear layers in 8 bits; in
+2, only a student that `python -m extras.rounded` has trained with this rounding is of use.
 
 With --pairs or --senteval, a table compares torch and ONNX Runtime: millions of parameters;
 megabytes of the file, or of what torch.save writes; Spearman x 100; sentences per second, embedded
@@ -60,6 +60,7 @@ INPUTS = ["input_ids", "attention_mask"]
 OUTPUTS = ["sentence_embedding", "last_hidden_state"]
 ROWS = dict(fp32="fp32, ONNX Runtime", linear="int8 but the embeddings", int8="int8")
 ROWS |= dict(q4="4 bits", q4_8="4 bits, linear layers 8 bits")
+ROWS |= dict(q4_2="4 bits, linear layers 2 bits")
 TORCH_ROWS = ("fp32, torch", "int8 but the embeddings, torch")
 BATCH = 128  # texts
 SHRINK = (1, 0.92, 0.84)  # factors of a group's scale, of which the best is taken
@@ -70,7 +71,7 @@ class Options:
     model: str  # folder, or name on the Hub
     output: str = None  # folder that gets onnx/ (default: the model, if it is a folder)
     bits: Literal["4", "8", "32"] = "8"  # of a weight
-    layer_bits: Literal["4", "8"] = "4"  # of linear layers, with --bits 4
+    layer_bits: Literal["2", "4", "8"] = "4"  # of linear layers, with --bits 4
     group_size: Literal["16", "32", "64", "128"] = "32"  # weights with a common scale, --bits 4
     pairs: str = None  # scored pairs (TSV) to measure on (default: no table)
     senteval: str = None  # without --pairs: folder or tar file with the STS test sets
@@ -88,18 +89,20 @@ def in_groups(values, size):
     return F.pad(values, (0, -values.shape[-1] % size)).unflatten(-1, (-1, size))
 
 
-def rounded_weights(weights, size):
+def rounded_weights(weights, size, bits=4):
     """Weights [..., K] -> the same shape: whole numbers from -8 to 7, times their group's scale.
 
     The scale is the largest weight divided by -8, times the factor of SHRINK that has the least
-    squared error. It is a number of fp16, as the file keeps it.
+    squared error. It is a number of fp16, as the file keeps it. In 2 bits, -2 is for -8, 1 for 7.
     """
+    low = -(2 ** (bits - 1))
     groups = in_groups(weights, size)
     largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
     best, least = groups, torch.full_like(largest, torch.inf)
     for factor in SHRINK:
-        scale = (factor * largest / -8).half().float()
-        new = (groups / scale).nan_to_num().round().clamp(-8, 7) * scale  # 0 / 0 where all are 0
+        scale = (factor * largest / low).half().float()
+        whole = (groups / scale).nan_to_num().round()  # 0 / 0 where all weights are 0
+        new = whole.clamp(low, -low - 1) * scale
         error = (new - groups).square().sum(dim=-1, keepdim=True)
         best = torch.where(error < least, new, best)
         least = torch.minimum(error, least)
@@ -174,12 +177,12 @@ def write_blockwise(source, file, operator, bits, group_size):
     place = 1 if operator == "MatMul" else 0  # of the weights among a node's inputs
     read = {node.input[place] for node in model.nodes() if node.op_type == operator}
     for tensor in model.initializer():
-        if bits == 4 and tensor.name in read and len(tensor.dims) == 2:
+        if bits < 8 and tensor.name in read and len(tensor.dims) == 2:
             weights = torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
             rows = weights.movedim(axes[operator], -1)
-            new = rounded_weights(rows, group_size).movedim(-1, axes[operator])
+            new = rounded_weights(rows, group_size, bits).movedim(-1, axes[operator])
             tensor.CopyFrom(onnx.numpy_helper.from_array(new.numpy(), tensor.name))
-    # Its scale maps the largest weight to -8, and so does ours: what is rounded stays as it is.
+    # Its scale maps the largest weight to -8 (-2), as ours: what is rounded stays as it is.
     quantizer = MatMulNBitsQuantizer(model.model, **options)
     quantizer.process()
     graph = quantizer.model.model.graph
@@ -207,7 +210,7 @@ def write_onnx(name, folder, group_size=32):
             quantize_dynamic(files["fp32"], files[kind], **options)
         words = Path(folder, "words.onnx")  # only words in 4 bits
         write_blockwise(files["fp32"], words, "Gather", 4, group_size)
-        for kind, bits in (("q4", 4), ("q4_8", 8)):
+        for kind, bits in (("q4", 4), ("q4_8", 8), ("q4_2", 2)):
             write_blockwise(words, files[kind], "MatMul", bits, group_size)
     return encoder, embed, files
 
@@ -291,7 +294,8 @@ def read_arguments():
 def main():
     args = read_arguments()
     output = Path(args.output or args.model, "onnx", FILES[args.bits])
-    kind = {"8": "int8", "4": "q4" if args.layer_bits == "4" else "q4_8", "32": "fp32"}[args.bits]
+    four = "q4" if args.layer_bits == "4" else f"q4_{args.layer_bits}"
+    kind = {"8": "int8", "4": four, "32": "fp32"}[args.bits]
     sets = {"Spearman": read_scored_pairs(args.pairs)} if args.pairs else {}
     if args.senteval and not args.pairs:
         sets = read_data(SimpleNamespace(**vars(args), split="test"))

@@ -27,7 +27,7 @@ from eval_sts import load, read_sts
 from extras.eval_retrieval import metrics, read_split, read_texts, search, set_prompts
 from extras.quantize import onnx_model, write_onnx
 
-FILES = dict(fp32="fp32", int8="int8", q4="4 bits")  # names of rows
+FILES = dict(fp32="fp32", int8="int8", q4="4 bits", q4_2="4 and 2 bits")  # names of rows
 CORPORA = dict(scifact=("SciFact", "nDCG@10"), qnli=("QNLI", "MRR@10"))
 NO_PROMPTS = SimpleNamespace(query_prompt=None, passage_prompt=None)  # take the folder's
 
@@ -36,7 +36,7 @@ class Options:
     model: str  # folder or Hub name
     data: str = "data"  # the folder that data_sets.py writes
     sets: list = None  # of sts, scifact, qnli (default: sts)
-    files: list = None  # of fp32, int8, q4 (default: fp32)
+    files: list = None  # of fp32, int8, q4, q4_2 (default: fp32)
     document_model: str = None  # its index is searched, too
     json: str = None  # a file for the unrounded numbers
 

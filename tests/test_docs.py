@@ -44,7 +44,7 @@ SECTIONS = {
     "The paper's tables": "table or figure | what it shows | status",
 }
 # What runs another script, with arguments of its own before the script's.
-WRAPPERS = {r"-m extras\.(distributed|one_row|rounded) ": ""}
+WRAPPERS = {r"-m extras\.(distributed|one_row|rounded( --layer-bits 2)?) ": ""}
 # results/make.py, docs/lesson.py, unseen.py and tests have no options.
 PROGRAM = re.compile(
     r"^(?:python|torchrun)\b.*?(?:-m (extras\.\w+)|\b(?!make|lesson|unseen)(\w+)\.py)"

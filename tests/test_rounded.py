@@ -18,24 +18,27 @@ from extras import quantize, rounded
 SCRIPTS = ("ckd", "congen", "ibkd", "distilface")
 
 
-def with_rounded_weights(encoder):
-    """A copy that computes as the file in 4 bits does."""
+def with_rounded_weights(encoder, layer_bits=4):
+    """A copy that computes as the file in 4 bits does, with so many in linear layers."""
     made = copy.deepcopy(encoder)
     for layer in made.modules():
         if isinstance(layer, (nn.Linear, nn.Embedding)):
-            layer.weight.data = quantize.rounded_weights(layer.weight.data, 32)
+            bits = layer_bits if isinstance(layer, nn.Linear) else 4
+            layer.weight.data = quantize.rounded_weights(layer.weight.data, 32, bits)
         if isinstance(layer, nn.Linear):
             layer.register_forward_pre_hook(lambda _, x: quantize.rounded_inputs(x[0], 32))
     return made
 
 
-def test_a_step_has_the_rounded_outputs_and_leaves_the_weights(models_folder):
+@pytest.mark.parametrize("bits", [4, 2])
+def test_a_step_has_the_rounded_outputs_and_leaves_the_weights(models_folder, monkeypatch, bits):
+    monkeypatch.setattr(rounded.state, "layer_bits", bits)
     encoder = common.load_encoder(models_folder / "bert", "mean", dropout=0.0).train()
     before = copy.deepcopy(encoder.state_dict())
     names = [name for name, _ in encoder.named_parameters()]
     texts = demo_sentences(20)
     found = rounded.embed_rounded(ckd.embed, encoder, texts)
-    expected = common.encode(ckd.embed, with_rounded_weights(encoder), texts)
+    expected = common.encode(ckd.embed, with_rounded_weights(encoder, bits), texts)
     assert (found.detach() - torch.from_numpy(expected)).abs().median() < 1e-5
     plain = common.encode(ckd.embed, encoder, texts)
     assert (found.detach() - torch.from_numpy(plain)).abs().median() > 1e-3
@@ -80,9 +83,12 @@ def test_gradients_pass_the_rounding():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_killed_run_continues_to_the_same_bytes(name, models_folder, files, tmp_path):
+    """In 4 bits; that of ckd.py has 2 in linear layers, and dev chooses by what the file has."""
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    bits = 2 if name == "ckd" else 4
     for folder, steps in ((whole, None), (killed, 2), (killed, None)):
         words = [f"{name}.py", *small_options(name, models_folder, files, folder)]
+        words = ["--layer-bits", 2] * (bits == 2) + words
         process = start("extras.rounded", words, log)
         if steps:
             while process.is_alive() and len(rows(folder)) <= steps:
@@ -93,9 +99,10 @@ def test_a_killed_run_continues_to_the_same_bytes(name, models_folder, files, tm
         else:
             finish(process, log)
     assert outcome(killed) == outcome(whole)
-    if name == "ckd":  # dev chooses by what the file will have
+    assert json.loads((whole / "args.json").read_text())["--layer-bits"] == bits
+    if name == "ckd":
         scores = json.loads((whole / "scores.json").read_text())
-        student = with_rounded_weights(common.load_encoder(whole))
+        student = with_rounded_weights(common.load_encoder(whole), 2)
         expected = common.spearman(ckd.embed, student, common.read_dev(files / "dev.tsv"))
         assert list(scores.values())[-1]["dev"] == pytest.approx(expected, abs=0.05)
     usual = start(name, small_options(name, models_folder, files, whole), log)
