@@ -8,7 +8,7 @@
 DATA=${DATA:-data}  # the folder that results/data_sets.py writes
 T=${T:-sentence-transformers/all-MiniLM-L6-v2}
 M=${M:-sentence-transformers/all-mpnet-base-v2}
-E=${E:-intfloat/multilingual-e5-small}  # measured: E=$DATA/e5, see results/multilingual.md
+E=${E:-intfloat/multilingual-e5-small}  # measured: a copy, see results/multilingual.md
 FIRST5K=runs/first5k.txt
 FIRST10K=runs/first10k.txt
 FIRST20K=runs/first20k.txt
@@ -96,72 +96,36 @@ options dse <<END  # cross-encoders and their students
 END
 
 ## size
-# three: seeds 0, 1, 2
-python ckd.py @runs/small.txt --student-layers 1,4,5 --train $FIRST50K --seed $SEED \
-    --output runs/three-$SEED
-# two: seeds 0, 1, 2
-python ckd.py @runs/small.txt --student-layers 0,5 --train $FIRST50K --seed $SEED \
-    --output runs/two-$SEED
-# one: seeds 0, 1, 2
-python ckd.py @runs/small.txt --student-layers 5 --train $FIRST50K --seed $SEED \
-    --output runs/one-$SEED
-# score-six
-python results/scores.py $T --data $DATA --sets sts qnli --json runs/score-six.json
-# score-three: seeds 0, 1, 2
-python results/scores.py runs/three-$SEED --data $DATA --sets sts qnli --document-model $T \
-    --json runs/score-three-$SEED.json
-# score-two: seeds 0, 1, 2
-python results/scores.py runs/two-$SEED --data $DATA --sets sts qnli --document-model $T \
-    --json runs/score-two-$SEED.json
-# score-one: seeds 0, 1, 2
-python results/scores.py runs/one-$SEED --data $DATA --sets sts qnli --document-model $T \
-    --json runs/score-one-$SEED.json
-# files-six
-python -m extras.quantize $T --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
-    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits' --output runs/six
-# files-three
-python -m extras.quantize runs/three-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
-    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
-# files-two
-python -m extras.quantize runs/two-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
-    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
-# files-one
-python -m extras.quantize runs/one-0 --pairs $STSB_TEST --bits 4 --group-size 64 --rounds 2 \
-    --rows 'fp32, torch' 'fp32, ONNX Runtime' int8 '4 bits'
-# score-six-q4
-python results/scores.py $T --data $DATA --sets sts qnli --files q4 --json runs/score-six-q4.json
-# score-one-q4: seeds 0, 1, 2
-python results/scores.py runs/one-$SEED --data $DATA --sets sts qnli --files q4 \
-    --document-model $T --json runs/score-one-q4-$SEED.json
-# score-two-q4: seeds 0, 1, 2
-python results/scores.py runs/two-$SEED --data $DATA --sets sts qnli --files q4 \
-    --document-model $T --json runs/score-two-q4-$SEED.json
-# score-three-q4: seeds 0, 1, 2
-python results/scores.py runs/three-$SEED --data $DATA --sets sts qnli --files q4 \
-    --document-model $T --json runs/score-three-q4-$SEED.json
-# scifact-six
-python results/scores.py $T --data $DATA --sets scifact --files fp32 q4 \
-    --json runs/scifact-six.json
-# scifact-three: seeds 0, 1, 2
-python results/scores.py runs/three-$SEED --data $DATA --sets scifact --files fp32 q4 \
-    --document-model $T --json runs/scifact-three-$SEED.json
-# scifact-two: seeds 0, 1, 2
-python results/scores.py runs/two-$SEED --data $DATA --sets scifact --files fp32 q4 \
-    --document-model $T --json runs/scifact-two-$SEED.json
-# scifact-one: seeds 0, 1, 2
-python results/scores.py runs/one-$SEED --data $DATA --sets scifact --files fp32 q4 \
-    --document-model $T --json runs/scifact-one-$SEED.json
-# n20k-three: seeds 0, 1, 2
-python ckd.py @runs/small.txt --student-layers 1,4,5 --train $FIRST20K --seed $SEED \
-    --output runs/n20k-three-$SEED
 # scan-three
 python -m extras.layers $T --keep 3 --dev $STSB_DEV
-# cut-0-3-5: seeds 0, 1, 2
-python ckd.py @runs/small.txt --student-layers 0,3,5 --train $FIRST20K --seed $SEED \
-    --output runs/cut-0-3-5-$SEED
-# score-cut-0-3-5: seeds 0, 1, 2
-python results/scores.py runs/cut-0-3-5-$SEED --data $DATA --sets sts scifact qnli \
-    --json runs/score-cut-0-3-5-$SEED.json
+# scan-two
+python -m extras.layers $T --keep 2 --dev $STSB_DEV
+# three: seeds 0, 1, 2
+python ckd.py @runs/small.txt --student-layers 0,3,5 --train $FIRST50K --seed $SEED \
+    --output runs/three-$SEED
+# three-r: seeds 0, 1, 2
+python -m extras.rounded ckd.py @runs/small.txt --student-layers 0,3,5 --train $FIRST50K \
+    --seed $SEED --output runs/three-r-$SEED
+# two-r: seeds 0, 1, 2
+python -m extras.rounded ckd.py @runs/small.txt --student-layers 0,5 --train $FIRST50K \
+    --seed $SEED --output runs/two-r-$SEED
+# score-six
+python results/scores.py $T --data $DATA --sets sts scifact qnli --files fp32 int8 q4 \
+    --json runs/score-six.json
+# score-three: seeds 0, 1, 2
+python results/scores.py runs/three-$SEED --data $DATA --sets sts scifact qnli \
+    --files int8 --document-model $T --json runs/score-three-$SEED.json
+# score-three-r: seeds 0, 1, 2
+python results/scores.py runs/three-r-$SEED --data $DATA --sets sts scifact qnli --files q4 \
+    --document-model $T --json runs/score-three-r-$SEED.json
+# score-two-r: seeds 0, 1, 2
+python results/scores.py runs/two-r-$SEED --data $DATA --sets sts scifact qnli --files q4 \
+    --document-model $T --json runs/score-two-r-$SEED.json
+# files
+python results/files.py $T runs/three-r-0 runs/two-r-0 --pairs $STSB_TEST
+# speed-orders
+python -m extras.benchmark --train $FIRST20K --sentences 1536 --rounds 2 --batch-sizes 64 \
+    --only train
 # mpnet-six
 python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
     --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-six
@@ -202,36 +166,15 @@ python results/scores.py runs/mpnet-four --data $DATA --sets scifact \
     --json runs/scifact-mpnet-four.json
 
 ## search
-# own-dev: seeds 0, 1, 2
-python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 1 --eval-steps 84 \
-    --seed $SEED --output runs/own-dev-$SEED
-# own-last: seeds 0, 1, 2
-python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 1 --eval-steps 99999 \
-    --seed $SEED --output runs/own-last-$SEED
-# own3-dev: seeds 0, 1, 2
-python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 3 --eval-steps 167 \
-    --seed $SEED --output runs/own3-dev-$SEED
+# own-r: seeds 0, 1, 2
+python -m extras.rounded ckd.py @runs/small.txt --student-layers 0,3,5 --train runs/own-two.txt \
+    --epochs 3 --eval-steps 99999 --seed $SEED --output runs/own-r-$SEED
+# score-own-r: seeds 0, 1, 2
+python results/scores.py runs/own-r-$SEED --data $DATA --sets sts scifact qnli --files q4 \
+    --document-model $T --json runs/score-own-r-$SEED.json
 # own3-last: seeds 0, 1, 2
 python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 3 --eval-steps 99999 \
     --seed $SEED --output runs/own3-last-$SEED
-# score-n20k-three: seeds 0, 1, 2
-python results/scores.py runs/n20k-three-$SEED --data $DATA --sets sts scifact qnli \
-    --document-model $T --json runs/score-n20k-three-$SEED.json
-# score-own-dev: seeds 0, 1, 2
-python results/scores.py runs/own-dev-$SEED --data $DATA --sets scifact qnli \
-    --document-model $T --json runs/score-own-dev-$SEED.json
-# score-own-last: seeds 0, 1, 2
-python results/scores.py runs/own-last-$SEED --data $DATA --sets scifact qnli \
-    --document-model $T --json runs/score-own-last-$SEED.json
-# score-own3-dev: seeds 0, 1, 2
-python results/scores.py runs/own3-dev-$SEED --data $DATA --sets scifact qnli \
-    --document-model $T --json runs/score-own3-dev-$SEED.json
-# score-own3-last: seeds 0, 1, 2
-python results/scores.py runs/own3-last-$SEED --data $DATA --sets sts scifact qnli \
-    --document-model $T --json runs/score-own3-last-$SEED.json
-# score-own3-q4: seeds 0, 1, 2
-python results/scores.py runs/own3-last-$SEED --data $DATA --sets scifact qnli --files q4 \
-    --document-model $T --json runs/score-own3-q4-$SEED.json
 # unseen-general: seeds 0, 1, 2
 python ckd.py @runs/half.txt --train runs/scifact-general.txt --seed $SEED \
     --output runs/unseen-general-$SEED
@@ -407,8 +350,3 @@ python -m extras.quantize runs/E5-CKD-1 --pairs runs/prompted-test-de.tsv --bits
 python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --seed $SEED --output runs/DSE-$SEED
 # labels: seeds 0, 1, 2
 python dse.py @runs/dse.txt --alpha 0 --seed $SEED --output runs/labels-$SEED
-
-## speed
-# speed-orders
-python -m extras.benchmark --train $FIRST20K --sentences 1536 --rounds 2 --batch-sizes 64 \
-    --only train

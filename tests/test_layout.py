@@ -92,6 +92,7 @@ LINES_ABOVE_THE_RULER = 285  # of common.py, which need torch, numpy and scipy a
 DEFINITIONS = 42  # at the top level of common.py
 TOKENS = 8400  # of ckd.py and common.py, which one reads to audit a score
 TOKENS_PER_LINE = 10.8
+WORDS_OF_DOCS, LINES_OF_RESULTS = 13_500, 1_300
 EXTRAS = dict(baselines=480)  # lines; the others have at most 400
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 NO_CODE += (tokenize.ENCODING, tokenize.ENDMARKER)
@@ -124,6 +125,10 @@ def test_the_house_stays_as_small_as_it_was_ordered():
     assert ruler <= LINES_ABOVE_THE_RULER
     assert sum(line.startswith(("def ", "class ")) for line in lines) <= DEFINITIONS
     assert sum(len(code_tokens(ROOT / f"{name}.py")) for name in ("ckd", "common")) <= TOKENS
+    pages = [path.read_text("utf-8") for path in ROOT.glob("docs/*.md")]
+    assert sum(len(text.split()) for text in pages) <= WORDS_OF_DOCS
+    code = [path.read_text("utf-8") for path in ROOT.glob("results/*.py")]
+    assert sum(text.count("\n") for text in code) <= LINES_OF_RESULTS
     for path in (ROOT / "extras").rglob("*.py"):
         count = len(path.read_text("utf-8").splitlines())
         assert count <= EXTRAS.get(path.stem, 400), path

