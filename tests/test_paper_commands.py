@@ -165,12 +165,12 @@ def lines_of(script):
     page, file = f"docs/{script}.md", f"docs/tables/{script}.sh"
     lines = []
     for block in [block for place, block in blocks("sh") if place == page] + [TABLES[file]]:
-        block = block.replace("\\\n", "")
+        block = block.replace("\\\n", "").replace(" CUT", " 1,3,5")  # what extras.layers prints
         variables = dict(re.findall(r'^(\w+)="?([^"\n#]*?)"?(?: +#.*)?$', block, re.M))
         block = string.Template(block).safe_substitute(variables)
         found = re.findall(r"""^python -c (?:'[^']*'|"[^"]*")|^(?!#|\w+=)\S.*""", block, re.M)
         lines += [line.split("  #")[0] for line in found]
-    inline = [command for place, command in commands() if place == page]
+    inline = [command.replace(" CUT", " 1,3,5") for place, command in commands() if place == page]
     squeezed = [" ".join(line.split()) for line in lines]
     return lines + [line for line in inline if " ".join(line.split()) not in squeezed]
 
