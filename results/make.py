@@ -29,13 +29,26 @@ DEPTHS = {  # of size.md: (layers, runs of the scores, form of the file)
     ("two (0,5)", "two-r"): (FOUR,),
 }
 FILES = [(title, model, form) for (title, model), forms in DEPTHS.items() for form in forms]
-OWN = ("three (0,3,5), your passages", "own-r", FOUR)  # trained on the passages that it searches
+DEPLOYED = {  # of README's table: (model, form)
+    "six layers, fp32": ("six", "fp32"),
+    "six, int8": ("six", "int8"),
+    "six, 4 bits": ("six", FOUR),
+    "three, int8": ("three", "int8"),
+    "three, 4 bits": ("three-r", FOUR),
+    "the same, your passages": ("own-r", FOUR),  # trained on the passages that it searches
+}
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-TIMED = dict(six=MINILM, three="runs/three-r-0", two="runs/two-r-0")  # by results/files.py
+TIMED = {  # by results/files.py: the speed of a file depends on its layers alone
+    "six": MINILM,
+    **dict.fromkeys(("three", "three-r", "own-r"), "runs/three-r-0"),
+    "two-r": "runs/two-r-0",
+}
 KINDS = ("fp32, torch", "fp32, ONNX Runtime", "int8", FOUR)  # rows of results/files.py
-TEXTS = {  # of three layers in 4 bits: the model
-    "50,000 general sentences": "three-r",
-    "both corpora and 10,000 general sentences": "own-r",
+TEXTS = {  # of the teacher, and of three layers: (model, form)
+    "six (the teacher), fp32": ("six", "fp32"),
+    "six (the teacher), 4 bits": ("six", FOUR),
+    "50,000 general sentences": ("three-r", FOUR),
+    "both corpora and 10,000 general sentences": ("own-r", FOUR),
 }
 ANSWERS = {  # of three layers, after stage 2
     "KD: both corpora and 10,000 general sentences, then QNLI's answers": "answers-plain-2",
@@ -177,18 +190,17 @@ def seconds(model):
 
 def speed_of(model, form, size="one"):
     """Sentences per second of a file, in times of the teacher in torch."""
-    depth = model.removesuffix("-r").replace("own", "three")
     kind = KINDS[0] if form == "fp32" else form
     table = RUNS["files"]
-    return table[f"{TIMED[depth]}, {kind}"][size] / table[f"{TIMED['six']}, {KINDS[0]}"][size]
+    return table[f"{TIMED[model]}, {kind}"][size] / table[f"{MINILM}, {KINDS[0]}"][size]
 
 
 def sizes():
-    """README's table: what to deploy."""
+    """README's table: what to deploy, by the means of the seeds."""
     rows = []
-    for title, model, form in [*FILES, OWN]:
-        row = [f"{title}, {form}", f"{scored(model, form, 'MB')[0]:.1f}"]
-        row += [f"{speed_of(model, form):.1f}", *(scored(model, form, key) for key in TESTS)]
+    for title, (model, form) in DEPLOYED.items():
+        row = [title, f"{scored(model, form, 'MB')[0]:.1f}", f"{speed_of(model, form):.1f}"]
+        row += [mean(scored(model, form, key)) for key in TESTS]
         rows.append([*row, "" if model == "six" else f"{minutes(model):.0f}"])
     return ["layers, file", "MB", "speed", "STS", "SciFact", "QNLI", "minutes"], rows
 
@@ -206,8 +218,8 @@ def size():
 def speeds():
     """Each depth by format, in times of the teacher in torch."""
     rows = []
-    for depth in TIMED:
-        found = [speed_of(depth, kind, size) for size in ("one", "batch") for kind in KINDS]
+    for depth, model in dict(six="six", three="three-r", two="two-r").items():
+        found = [speed_of(model, kind, size) for size in ("one", "batch") for kind in KINDS]
         rows.append([depth, *(f"{value:.1f}" for value in found)])
     header = [f"{start}{kind}" for start in ("one: ", "32: ") for kind in KINDS]
     return ["layers", *header], rows
@@ -225,8 +237,8 @@ def twelve():
 
 def search():
     """Three layers in 4 bits by their training texts, by either index."""
-    rows = [[f"six (the teacher), {form}", *scores_of("six", form)] for form in ("fp32", FOUR)]
-    rows += [[title, *scores_of(model, FOUR)] for title, model in TEXTS.items()]
+    columns = (*INDEXES, "avg")
+    rows = [[title, *(scored(*model, key) for key in columns)] for title, model in TEXTS.items()]
     return ["training texts", *INDEXES, "STS"], rows
 
 
@@ -234,10 +246,6 @@ def answers():
     """Three layers that have learned the answers to QNLI's training questions."""
     rows = [[title, scored(model, "fp32", "QNLI")] for title, model in ANSWERS.items()]
     return ["three layers (1,4,5), fp32", "QNLI"], rows
-
-
-def scores_of(model, form):
-    return [scored(model, form, key) for key in (*INDEXES, "avg")]
 
 
 def left_out():
@@ -360,9 +368,8 @@ def draw_sizes():
             megabytes = [scored(model, form, "MB")[0] for model in models]
             axes.errorbar(megabytes, means, deviations, fmt=mark, label=form)
             for model, x, y in zip(models, megabytes, means):
-                place = dict(xytext=(8, -3)) if model == "six" else dict(xytext=(5, -12))
-                label_of = model.removesuffix("-r")
-                axes.annotate(label_of, (x, y), textcoords="offset points", **place)
+                place = (8, -3) if model == "six" else (5, -12)
+                axes.annotate(model.removesuffix("-r"), (x, y), place, textcoords="offset points")
         axes.set(xscale="log", xlabel="megabytes", title=label)
         axes.set_xticks((10, 20, 40, 80), ("10", "20", "40", "80"))
         axes.minorticks_off()
