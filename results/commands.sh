@@ -81,6 +81,10 @@ options methods <<END  # every loss: three layers of all-MiniLM-L6-v2, 10,000 se
 --student-layers 1,4,5 --train $FIRST10K --dev $STSB_DEV --batch-size 64
 --max-length 64 --eval-steps 99999 --group-by-length --precision bf16
 END
+options grids <<END  # losses with six trials each; a cut by the scan
+--teacher $T --student-layers 0,3,5 --train $FIRST10K --dev $STSB_DEV --epochs 1
+--batch-size 64 --max-length 64 --eval-steps 99999 --group-by-length
+END
 options e5 <<END  # three layers of multilingual-e5-small, with fewer tokens
 --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11
 --train runs/prompted.txt --dev $DE_EN_DEV --epochs 1 --batch-size 64
@@ -203,6 +207,71 @@ python results/scores.py runs/answers-plain-2-$SEED --data $DATA --sets qnli \
     --json runs/score-answers-plain-2-$SEED.json
 
 ## methods
+# try-035-KD
+python -m extras.sweep ckd.py "lr=1e-4,2e-4,4e-4,8e-4,16e-4,32e-4" --output runs/try-035-KD -- \
+    @runs/grids.txt --objective kd
+# try-035-L2
+python -m extras.sweep extras.baselines "lr=25e-6,5e-5,1e-4,2e-4,4e-4,8e-4" \
+    --output runs/try-035-L2 -- @runs/grids.txt --method l2 --head identity
+# try-035-CKD
+python -m extras.sweep ckd.py "lr=4e-4 temperature=0.1,0.2,0.4,0.8" --output runs/try-035-CKD -- \
+    @runs/grids.txt --queue-size 8192
+# try-035-CKD-more
+python -m extras.sweep ckd.py "lr=4e-4 temperature=1.6" --output runs/try-035-CKD -- \
+    @runs/grids.txt --queue-size 8192
+# try-035-CKD-rates
+python -m extras.sweep ckd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-035-CKD -- \
+    @runs/grids.txt --queue-size 8192
+# try-035-CKD-limit
+python -m extras.sweep ckd.py "lr=4e-4 temperature=3.2" --output runs/try-035-CKD -- \
+    @runs/grids.txt --queue-size 8192
+# try-035-IBKD
+python -m extras.sweep ibkd.py "lr=4e-4 temperature=0.1,0.2,0.4,0.8" --output runs/try-035-IBKD \
+    -- @runs/grids.txt --stage distill
+# try-035-IBKD-more
+python -m extras.sweep ibkd.py "lr=4e-4 temperature=1.6" --output runs/try-035-IBKD \
+    -- @runs/grids.txt --stage distill
+# try-035-IBKD-rates
+python -m extras.sweep ibkd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-035-IBKD \
+    -- @runs/grids.txt --stage distill
+# score-035-before
+python eval_sts.py $T --student-layers 0,3,5 --senteval $DATA/senteval \
+    --json runs/score-035-before.json
+# 035-KD: seeds 1, 2
+python ckd.py @runs/grids.txt --objective kd --lr 4e-4 --seed $SEED --output runs/035-KD-$SEED
+# score-035-KD-0
+python results/scores.py "runs/try-035-KD/lr=4e-4" --data $DATA --sets sts \
+    --json runs/score-035-KD-0.json
+# score-035-KD: seeds 1, 2
+python results/scores.py runs/035-KD-$SEED --data $DATA --sets sts \
+    --json runs/score-035-KD-$SEED.json
+# 035-L2: seeds 1, 2
+python -m extras.baselines @runs/grids.txt --method l2 --head identity --lr 1e-4 --seed $SEED \
+    --output runs/035-L2-$SEED
+# score-035-L2-0
+python results/scores.py "runs/try-035-L2/lr=1e-4" --data $DATA --sets sts \
+    --json runs/score-035-L2-0.json
+# score-035-L2: seeds 1, 2
+python results/scores.py runs/035-L2-$SEED --data $DATA --sets sts \
+    --json runs/score-035-L2-$SEED.json
+# 035-CKD: seeds 1, 2
+python ckd.py @runs/grids.txt --queue-size 8192 --lr 4e-4 --temperature 3.2 --seed $SEED \
+    --output runs/035-CKD-$SEED
+# score-035-CKD-0
+python results/scores.py "runs/try-035-CKD/lr=4e-4,temperature=3.2" --data $DATA --sets sts \
+    --json runs/score-035-CKD-0.json
+# score-035-CKD: seeds 1, 2
+python results/scores.py runs/035-CKD-$SEED --data $DATA --sets sts \
+    --json runs/score-035-CKD-$SEED.json
+# 035-IBKD: seeds 1, 2
+python ibkd.py @runs/grids.txt --stage distill --lr 4e-4 --temperature 1.6 --seed $SEED \
+    --output runs/035-IBKD-$SEED
+# score-035-IBKD-0
+python results/scores.py "runs/try-035-IBKD/lr=4e-4,temperature=1.6" --data $DATA --sets sts \
+    --json runs/score-035-IBKD-0.json
+# score-035-IBKD: seeds 1, 2
+python results/scores.py runs/035-IBKD-$SEED --data $DATA --sets sts \
+    --json runs/score-035-IBKD-$SEED.json
 # try-KD
 python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-KD -- @runs/methods.txt \
     --teacher $T --epochs 1 --objective kd

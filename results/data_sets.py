@@ -57,10 +57,6 @@ def normalized(sentence):
     return " ".join(sentence.lower().replace(" .", ".").split())
 
 
-def is_usable(sentence, evaluated):
-    return len(sentence.split()) >= SHORTEST and normalized(sentence) not in evaluated
-
-
 def shuffled(items):
     items = list(items)
     random.Random(0).shuffle(items)
@@ -70,7 +66,8 @@ def shuffled(items):
 def unlabeled_sentences(captions, wikisplit, evaluated):
     """All usable ones, each once, in random order."""
     sentences = sorted({*captions, *wikisplit_sentences(wikisplit)})
-    return shuffled(text for text in sentences if is_usable(text, evaluated))
+    enough = [text for text in sentences if len(text.split()) >= SHORTEST]
+    return shuffled(text for text in enough if normalized(text) not in evaluated)
 
 
 def wikisplit_sentences(lines):

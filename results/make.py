@@ -7,6 +7,7 @@ Everything comes from results/data/*.jsonl. A marker names the table: <!-- table
 
 import json
 import re
+from itertools import starmap
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -60,15 +61,10 @@ TWELVE = {  # of size.md's second table: {model: the run that trains it}
     "four (0,4,8,11)": "mpnet-four",
 }
 SAMPLES = 10_000  # of a bootstrap over questions
-TRIED = ("best of four trials", "STS-B dev", "STS", "without overlap")  # of methods.md's tables
-METHODS = ("KD", "L2", "CKD", "ConGen", "IBKD", "SimCSE")
-LARGER = {  # the students of methods.md's second table, two of them of all-mpnet-base-v2
-    "M-KD": "its student by KD",
-    "M-CKD": "its student by CKD",
-    "KD": "own model's student by KD",
-    "CKD": "own model's student by CKD",
-    "SimCSE": "SimCSE, no teacher",
-}
+TRIED = ("best trial", "STS-B dev", "STS", "without overlap")  # of methods.md's tables
+METHODS = {f"035-{name}": name for name in ("KD", "L2", "CKD", "IBKD")}  # of the cut 0,3,5
+OLDER = {name: name for name in ("L2", "KD", "CKD", "IBKD", "ConGen", "SimCSE")}  # of 1,4,5
+OLDER |= {f"M-{name}": f"{name} by all-mpnet-base-v2, aligned" for name in ("CKD", "KD")}
 E5_MODELS = {  # of multilingual.md: the models, seed by seed
     "twelve layers, all tokens": ["runs/e5-plain"],
     "twelve layers, 20,000 tokens": ["runs/e5-plain-20k"],
@@ -262,42 +258,39 @@ def trials(method):
     """The dev score of each trial of a method -> {setting: score}, the best first."""
     found = {}
     for run, table in RUNS.items():
-        if re.fullmatch(rf"try-{method}(-[\d.]+)?", run):
-            temperature = run.removeprefix(f"try-{method}").replace("-", ",temperature=")
+        if match := re.fullmatch(rf"try-{method}(-[a-z]+|-([\d.]+))?", run):
+            temperature = f",temperature={match[2]}" if match[2] else ""
             for name, row in table.items():
                 found[name.replace(" (runs: 1)", "") + temperature] = row["dev"]
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def tried(name, title=None):
+def tried(name, title):
     """The row of a method: its best trial, which is seed 0, and two more seeds."""
     setting, best = next(iter(trials(name).items()))
     devs = [best, *(dev(f"{name}-{seed}")[0] for seed in SEEDS[1:])]
     found = [scored(name, "fp32", key) for key in AVERAGED]
-    return [title or name, setting.replace(",", ", ").replace("=", " "), devs, *found]
+    return [title, setting.replace(",", ", ").replace("=", " "), devs, *found]
 
 
 def methods():
-    """Each loss by the best of its four trials on dev, three seeds, the best average first."""
-    (before,) = (row["avg"] for row in RUNS["score-before"].values())
-    teacher, untrained = [RUNS["KD-1"][row]["dev"] for row in ("teacher", "student before")]
+    """Each loss by the best of its trials on dev, three seeds, the best average first."""
+    (before,) = (row["avg"] for row in RUNS["score-035-before"].values())
+    teacher, untrained = [RUNS["035-KD-1"][row]["dev"] for row in ("teacher", "student before")]
     rows = [
         ["teacher", "", teacher, *(scored("six", "fp32", key) for key in AVERAGED)],
         ["student before", "", untrained, before, ""],
-        *sorted(map(tried, METHODS), key=lambda row: -mean(row[3])),
+        *sorted(starmap(tried, METHODS.items()), key=lambda row: -mean(row[3])),
     ]
     return ["method", *TRIED], rows
 
 
-def larger():
-    """KD and CKD by all-mpnet-base-v2, aligned, beside those by the student's own model."""
+def older():
+    """More losses, and a larger teacher, with another cut."""
     teacher = RUNS["M-KD-1"]["teacher"]["dev"]
     found = [scored("M-aligned", "fp32", key) for key in AVERAGED]
-    rows = [
-        ["all-mpnet-base-v2, aligned", "", teacher, *found],
-        *(tried(name, title) for name, title in LARGER.items()),
-    ]
-    return ["teacher, student", *TRIED], rows
+    first = ["all-mpnet-base-v2, aligned", "", teacher, *found]
+    return ["older: 1,4,5", *TRIED], [first, *starmap(tried, OLDER.items())]
 
 
 def speed():
@@ -379,21 +372,29 @@ def draw_sizes():
 
 
 def draw_trials():
-    """STS-B dev of every trial of every method, the best one as a ring."""
-    axes = plt.figure(figsize=(8, 3.4)).subplots()
-    for method in (*METHODS, "M-KD", "M-CKD"):
-        best, *others = trials(method).values()
-        label = method.replace("M-", "larger\nteacher,\n")
-        axes.plot([label] * len(others), others, "o", color="C0")
-        axes.plot([label], [best], "o", ms=10, mfc="none", color="C1")
-    axes.set_ylabel("STS-B dev, Spearman x 100")
+    """STS-B dev of trials by rate, and by temperature; the other has its most frequent value."""
+    panels = plt.figure(figsize=(9, 3.4)).subplots(1, 2, sharey=True)
+    for number, (name, title) in enumerate(METHODS.items()):
+        found = trials(name)
+        settings = [dict(pair.split("=") for pair in text.split(",")) for text in found]
+        for axes, key in zip(panels, settings[0]):
+            others = [{**setting, key: 0} for setting in settings]
+            points = [
+                (float(setting[key]), score)
+                for setting, other, score in zip(settings, others, found.values())
+                if other == max(others, key=others.count)
+            ]
+            axes.plot(*zip(*sorted(points)), "o-", color=f"C{number}", label=title)
+            axes.set(xscale="log", xlabel=key)
+    panels[0].set_ylabel("STS-B dev, Spearman x 100")
+    panels[0].legend(frameon=False)
     write_figure(axes.figure, "trials")
 
 
 def page_tables():
     """{name in a marker: (header, rows)}"""
     functions = (sizes, size, speeds, speed, twelve, search, left_out, answers)
-    functions += (methods, larger, multilingual, pairs)
+    functions += (methods, older, multilingual, pairs)
     return {function.__name__: function() for function in functions}
 
 

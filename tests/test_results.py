@@ -89,10 +89,13 @@ def before_answers(way):
 
 
 DEV, STS = 2, 3  # columns of make.tried()
+KD, L2, CKD, IBKD = make.METHODS
 
 
-def method(name, column=STS):
-    return mean(make.tried(name)[column])
+def method(name, column=STS, other=None):
+    """The mean of its seeds, or how far they are below those of another."""
+    found = mean(make.tried(name, "")[column])
+    return method(other, column) - found if other else found
 
 
 def speed(run):
@@ -100,16 +103,15 @@ def speed(run):
     return mean(make.LINES[f"{run}-{seed}"]["sentences_per_second"] for seed in (1, 2))
 
 
-def gain(name, key="avg"):
+def gain(name, key="avg", cut=""):
     """Over the cut before training."""
-    (before,) = make.RUNS["score-before"].values()
-    return mean(make.scored(name, "fp32", key)) - before[key]
+    (before,) = make.RUNS[f"score-{cut}before"].values()
+    return mean(make.scored(f"{cut}{name}", "fp32", key)) - before[key]
 
 
-def rise(name, rate, low="0.1", high="0.2"):
-    """Of dev, from one temperature to another."""
-    low, high = [make.trials(name)[f"lr={rate},temperature={at}"] for at in (low, high)]
-    return high - low
+def at(method, temperature, rate="4e-4"):
+    """The dev score of a trial."""
+    return make.trials(method)[f"lr={rate},temperature={temperature}"]
 
 
 def in_pairs(run, place):
@@ -141,7 +143,7 @@ def ckd_over_kd():
 
 def e5_dev(method):
     """The best trial, which is seed 0, and two more seeds."""
-    return make.tried(f"E5-{method}")[2]
+    return make.tried(f"E5-{method}", "")[2]
 
 
 def on_two_cores(lines):
@@ -152,11 +154,17 @@ def on_two_cores(lines):
 
 FEW = ("1,4,5; 20,000", "0,3,5; 20,000")
 TRAINED = ("three", "three-r", "two-r")
-HOURS = {"2.2": False, "4.5": True}  # number in README.md: is it of the older lines?
+OLD, NEW = "441f135", "9ada09c"  # commits
+HOURS = {  # number in README.md: commit and machine of the lines
+    "2.2": (NEW, "Intel"),
+    "2.0": (NEW, "AMD EPYC, AVX2"),
+    "4.5": (OLD, "AMD EPYC, AVX512"),
+}
 
 
-def lines_of(is_old):
-    return [line for line in make.LINES.values() if (line["commit"] == OLD) == is_old]
+def lines_of(commit, machine):
+    lines = [line for line in make.LINES.values() if line["commit"] == commit]
+    return [line for line in lines if line["machine"].startswith(machine)]
 
 
 def claims():
@@ -211,14 +219,15 @@ def claims():
             ("0.6", before_answers("ibkd") - make.RUNS["answers-ibkd-1-0"]["teacher"]["dev"]),
         ],
         "methods.md": [
-            ("0.3", method("KD") - method("CKD")),
-            ("0.6", method("L2") - method("ConGen")),
+            ("0.2", method(CKD, DEV, KD)),
+            ("0.3", method(IBKD, DEV, KD)),
+            ("0.2", method(IBKD, STS, KD)),
+            ("0.4", method(CKD, STS, L2)),
+            ("0.7", at(CKD, "0.4") - at(CKD, "0.1")),
+            ("0.7", at(IBKD, "0.4") - at(IBKD, "0.1")),
+            ("0.1", at(CKD, "3.2") - at(CKD, "0.4")),
+            ("0.1", at(IBKD, "1.6") - at(IBKD, "0.4")),
             ("1.8", method("KD") - method("SimCSE")),
-            ("0.1", method("L2") - method("KD")),
-            ("0.1", method("KD", DEV) - method("ConGen", DEV)),
-            ("0.7", method("KD", DEV) - method("SimCSE", DEV)),
-            ("0.2", rise("ConGen", "4e-4")),
-            ("0.4", rise("ConGen", "8e-4")),
             ("0.4", speed("ConGen") / speed("KD")),
             ("0.4", speed("SimCSE") / speed("KD")),
             ("7.7", gain("KD", "SICK-R")),
@@ -226,11 +235,11 @@ def claims():
             ("2.1", method("KD") - method("M-KD")),
             ("1.6", method("CKD") - method("M-CKD")),
             ("0.3", method("M-CKD") - method("M-KD")),
-            ("1.9", make.larger()[1][0][3][0] - make.scored("six", "fp32", "avg")[0]),
+            ("1.9", make.older()[1][0][3][0] - make.scored("six", "fp32", "avg")[0]),
             ("0.3", method("SimCSE") - method("M-KD")),
-            ("0.2", make.larger()[1][0][3][0] - make.scored("mpnet", "fp32", "avg")[0]),
+            ("0.2", make.older()[1][0][3][0] - make.scored("mpnet", "fp32", "avg")[0]),
             ("80.53", make.scored("mpnet", "fp32", "avg")[0]),
-            ("0.01", rise("M-CKD", "4e-4", "0.1", "0.05")),
+            ("0.01", at("M-CKD", "0.05") - at("M-CKD", "0.1")),
             ("5.8", gain("M-KD", "SICK-R") - gain("SimCSE", "SICK-R")),
             ("4.0", gain("M-CKD", "SICK-R") - gain("SimCSE", "SICK-R")),
             ("2.2", gain("SimCSE", "STS-B") - gain("M-KD", "STS-B")),
@@ -266,7 +275,7 @@ def claims():
             ("1.2", speeds["grouped, 64, fp32"]["ratio"]),
             ("1.7", speeds["grouped, 64, bf16"]["ratio"]),
             ("0.07", 78.94 - score(SIX, "avg")),
-            *[(number, on_two_cores(lines_of(is_old))) for number, is_old in HOURS.items()],
+            *[(number, on_two_cores(lines_of(*which))) for number, which in HOURS.items()],
             ("4.0", make.speed_of("six", "int8")),
             ("7.8", make.speed_of("three", "int8")),
             ("4.2", 63.23 - score(THREE_INT8, "SciFact")),
@@ -285,6 +294,7 @@ def claims():
             ("5.8", loss(FOUR["three"], "SciFact")),
             ("0.6", loss(FOUR["own"], "SciFact")),
             ("2.1", make.speed_of("three", make.FOUR) / make.speed_of("six", make.FOUR)),
+            ("2.5", make.speed_of("six", "fp32, ONNX Runtime")),
         ],
     }
 
@@ -300,7 +310,6 @@ QUOTED = {
     FRONT: "90.29 73.14 89.43 91.21 6.2 1.4 3.8 4.0 5.4 2.0 "
     "2112.05638 2311.05472 1908.05161 2401.12472",
 }
-OLD = "441f135"  # the commit of the older lines
 LOG = "log.md"  # its numbers are of the code of their day
 DECIMAL = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w.]*\d)")
 
@@ -384,25 +393,40 @@ def test_a_difference_on_search_must_also_leave_out_chance_among_the_questions(m
 
 
 def test_words_of_the_methods_page():
-    """KD against each other method, on dev and on the tests, with and without overlap."""
-    found = {name: make.tried(name)[2:] for name in make.METHODS}
-    words = {name: list(map(make.of_seeds, found["KD"], found[name])) for name in make.METHODS[1:]}
-    assert words.pop("L2") == ["level", "behind", "behind"]
-    assert set(words) == {"CKD", "ConGen", "IBKD", "SimCSE"}
-    assert all(word == ["ahead"] * 3 for word in words.values())
-    by_l2 = [make.of_seeds(found["L2"][1], found[name][1]) for name in ("CKD", "ConGen", "IBKD")]
-    assert by_l2 == ["ahead"] * 3
-    for name in ("CKD", "IBKD"):
-        against = list(map(make.of_seeds, found["ConGen"], found[name]))
-        assert against == ["ahead", "behind", "behind"]
-        on_sts12 = [make.scored(run, "fp32", "STS12") for run in (name, "KD", "L2")]
-        assert [make.of_seeds(on_sts12[0], other) for other in on_sts12[1:]] == ["ahead"] * 2
-    on_sts16 = [make.scored(run, "fp32", "STS16") for run in ("SimCSE", "KD", "L2")]
-    assert [make.of_seeds(on_sts16[0], other) for other in on_sts16[1:]] == ["ahead"] * 2
+    """The cut 0,3,5: each method against each other, on dev and on the tests, and their trials."""
+    words = {}
+    for better, worse in ((KD, L2), (KD, CKD), (KD, IBKD), (L2, CKD), (L2, IBKD), (CKD, IBKD)):
+        found = [make.tried(name, "")[DEV:] for name in (better, worse)]
+        words[better, worse] = list(map(make.of_seeds, *found))
+    assert words.pop((KD, L2)) == ["level"] * 3
+    assert words.pop((CKD, IBKD)) == ["ahead", "behind", "behind"]
+    assert set(map(tuple, words.values())) == {("ahead",) * 3}
+    on_sts12 = [make.scored(name, "fp32", "STS12") for name in (IBKD, KD, L2)]
+    assert [make.of_seeds(on_sts12[0], other) for other in on_sts12[1:]] == ["ahead"] * 2
+    assert [f"{mean(on_sts12[0]) - mean(other):.1f}" for other in on_sts12[1:]] == ["0.7"] * 2
+    assert [len(make.trials(name)) for name in make.METHODS] == [6, 6, 8, 7]
+    for name, option in ((KD, "lr"), (L2, "lr"), (CKD, "temperature"), (IBKD, "temperature")):
+        found = make.trials(name)
+        settings = [dict(pair.split("=") for pair in text.split(",")) for text in found]
+        rates = sorted({float(setting["lr"]) for setting in settings})
+        assert rates[0] < float(settings[0]["lr"]) < rates[-1]  # the best rate is inside
+        if option == "temperature":  # the highest is the best
+            assert settings[0][option] == max(setting[option] for setting in settings)
+
+
+def test_words_of_the_older_methods():
+    """The cut 1,4,5: KD against the others on the tests."""
+    found = {name: make.tried(name, "")[STS:] for name in make.OLDER}
+    for name in ("CKD", "IBKD", "ConGen", "SimCSE"):
+        assert list(map(make.of_seeds, found["KD"], found[name])) == ["ahead"] * 2
+        if name in ("CKD", "IBKD"):
+            assert make.of_seeds(found["ConGen"][0], found[name][0]) == "behind"
+    for name, table in dict(ConGen=("8e-4", "0.2"), SimCSE=("3e-5", "0.2")).items():
+        best = next(iter(make.trials(name)))
+        assert best == "lr={},temperature={}".format(*table)
     e5 = make.trials("E5-CKD"), make.trials("E5-KD")
     at_01 = [score for name, score in e5[0].items() if "temperature=0.1" in name]
     assert max(at_01) < max(e5[1].values())
-    assert all(0.45 < rise(name, "4e-4") < 0.6 for name in ("CKD", "IBKD"))
     assert 0.7 < gain("SimCSE") / gain("KD") < 0.8
 
 
@@ -552,24 +576,23 @@ def test_words_of_the_search_page():
     assert make.verdict(KD_ANSWERS, SIX, "QNLI") == "ahead"
 
 
-def test_lines_of_one_commit_are_of_one_machine_and_pages_say_so():
-    """Two dates, 441f135 and a later one; old lines have pages or rows of their own."""
+def test_lines_of_a_page_and_commit_are_of_one_machine_and_pages_say_so():
+    """Two commits, one of them on two machines; old lines have pages or tables of their own."""
     texts = {page: " ".join(text.split()) for page, text in PAGES.items()}
-    groups = {}
-    for line in make.LINES.values():
-        groups.setdefault(line["commit"], []).append(line)
-        assert line["seconds"] > 0
-    assert OLD in groups and len(groups) == 2
-    for commit, lines in groups.items():
-        (machine,) = {re.sub(r"\d threads", "", line["machine"]) for line in lines}
-        assert ("AMD EPYC" if commit == OLD else "Intel") in machine
-        assert f"commit {commit}" in texts["README.md"]
-        assert f"took {on_two_cores(lines):.1f} hours" in texts["README.md"]
+    found = sum((lines_of(*which) for which in HOURS.values()), [])
+    assert len(found) == len(make.LINES) and all(line["seconds"] > 0 for line in found)
+    for number, (commit, _) in HOURS.items():
+        assert f"{number} hours" in texts["README.md"] and commit in texts["README.md"]
     for page in dict.fromkeys(page for page, *_ in runs.all_runs()):
         lines = [make.LINES[run] for name, run, *_ in runs.all_runs() if name == page]
         said = f"took {sum(line['seconds'] for line in lines) / 60:.0f} minutes"
         assert said in texts[f"{page}.md"], said
-        if {line["commit"] for line in lines} == {OLD}:
+        machines = {}
+        for line in lines:
+            machine = re.sub(r"\d threads", "", line["machine"])
+            machines.setdefault(line["commit"], set()).add(machine)
+        assert all(len(names) == 1 for names in machines.values()), page
+        if {*machines} == {OLD}:
             assert f"commit {OLD}" in texts[f"{page}.md"], page
 
 
