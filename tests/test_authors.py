@@ -18,6 +18,10 @@ from extras.authors.__main__ import MODULES
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the recorded losses are a CPU's")
 RECORDED = {path.stem: json.loads(path.read_text()) for path in ROOT.glob("tests/authors/*.json")}
 TOLERANCE = 1e-5  # relative, of a loss
+# DSE's loss has kinks, |u - v| and ReLU. A feature of this run lies so near to one that rounding,
+# which differs between processors, decides its gradient: of 16 runs whose weights began 1e-7 away,
+# nine had a loss that differed by 3e-5 to 5e-5, seven none by more than 5e-7.
+TOLERANCES = {"dse": 1e-4}
 
 
 def run(name, folder, left_in=()):
@@ -38,7 +42,7 @@ def largest_difference(name, outcome):
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_losses_are_the_authors_in_every_step(name, tmp_path):
     outcome = run(name, tmp_path)
-    assert largest_difference(name, outcome) <= TOLERANCE
+    assert largest_difference(name, outcome) <= TOLERANCES.get(name, TOLERANCE)
     # A score counts ranks, and rounding exchanges pairs of almost equal cosines.
     assert outcome["dev"] == pytest.approx(RECORDED[name]["dev"], abs=0.1)
 
