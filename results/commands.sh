@@ -81,9 +81,13 @@ options methods <<END  # every loss: three layers of all-MiniLM-L6-v2, 10,000 se
 --student-layers 1,4,5 --train $FIRST10K --dev $STSB_DEV --batch-size 64
 --max-length 64 --eval-steps 99999 --group-by-length --precision bf16
 END
-options grids <<END  # losses with six trials each; a cut by the scan
+options grids <<END  # losses with six or more trials each; a cut by the scan
 --teacher $T --student-layers 0,3,5 --train $FIRST10K --dev $STSB_DEV --epochs 1
 --batch-size 64 --max-length 64 --eval-steps 99999 --group-by-length
+END
+options views <<END  # the same for SimCSE, which has no teacher, and counts steps
+--student $T --student-layers 0,3,5 --train $FIRST10K --dev $STSB_DEV --steps 157
+--pooling avg --batch-size 64 --max-length 64 --eval-steps 99999 --group-by-length
 END
 options e5 <<END  # three layers of multilingual-e5-small, with fewer tokens
 --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11
@@ -130,6 +134,18 @@ python results/files.py $T runs/three-r-0 runs/two-r-0 --pairs $STSB_TEST
 # speed-orders
 python -m extras.benchmark --train $FIRST20K --sentences 1536 --rounds 2 --batch-sizes 64 \
     --only train
+# mpnet-128
+python results/default_prompt.py $M runs/mpnet-128 --max-length 128
+# scan-mpnet
+python -m extras.layers runs/mpnet-128 --keep 6 --dev $STSB_DEV
+# mpnet-own: seeds 0, 1
+python ckd.py @runs/small.txt --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 \
+    --train runs/own-two.txt --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-own-$SEED
+# long-mpnet-own: seeds 0, 1
+python results/default_prompt.py runs/mpnet-own-$SEED runs/mpnet-own-384-$SEED --max-length 384
+# score-mpnet-own: seeds 0
+python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets scifact qnli \
+    --json runs/score-mpnet-own-$SEED.json
 # mpnet-six
 python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
     --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-six
@@ -234,6 +250,37 @@ python -m extras.sweep ibkd.py "lr=4e-4 temperature=1.6" --output runs/try-035-I
 # try-035-IBKD-rates
 python -m extras.sweep ibkd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-035-IBKD \
     -- @runs/grids.txt --stage distill
+# try-035-ConGen-0.1
+python -m extras.sweep congen.py "lr=2e-4,8e-4" --output runs/try-035-ConGen-0.1 -- \
+    @runs/grids.txt --queue-size 8192 --head identity --teacher-temperature 0.1 \
+    --student-temperature 0.1
+# try-035-ConGen-0.2
+python -m extras.sweep congen.py "lr=2e-4,8e-4" --output runs/try-035-ConGen-0.2 -- \
+    @runs/grids.txt --queue-size 8192 --head identity --teacher-temperature 0.2 \
+    --student-temperature 0.2
+# try-035-ConGen-0.4
+python -m extras.sweep congen.py "lr=1e-4,2e-4,4e-4,8e-4" --output runs/try-035-ConGen-0.4 -- \
+    @runs/grids.txt --queue-size 8192 --head identity --teacher-temperature 0.4 \
+    --student-temperature 0.4
+# try-035-ConGen-0.8
+python -m extras.sweep congen.py "lr=2e-4,8e-4" --output runs/try-035-ConGen-0.8 -- \
+    @runs/grids.txt --queue-size 8192 --head identity --teacher-temperature 0.8 \
+    --student-temperature 0.8
+# try-035-SimCSE
+python -m extras.sweep distilface.py "lr=3e-5 temperature=0.1,0.2,0.4,0.8" \
+    --output runs/try-035-SimCSE -- @runs/views.txt
+# try-035-SimCSE-more
+python -m extras.sweep distilface.py "lr=15e-6 temperature=0.05,0.2" \
+    --output runs/try-035-SimCSE -- @runs/views.txt
+# try-035-SimCSE-limit
+python -m extras.sweep distilface.py "lr=75e-7 temperature=0.1" --output runs/try-035-SimCSE -- \
+    @runs/views.txt
+# try-035-SimCSE-rates
+python -m extras.sweep distilface.py "lr=15e-6,6e-5 temperature=0.1" \
+    --output runs/try-035-SimCSE -- @runs/views.txt
+# try-035-SimCSE-lowest
+python -m extras.sweep distilface.py "lr=375e-8 temperature=0.1" --output runs/try-035-SimCSE -- \
+    @runs/views.txt
 # score-035-before
 python eval_sts.py $T --student-layers 0,3,5 --senteval $DATA/senteval \
     --json runs/score-035-before.json
@@ -272,6 +319,24 @@ python results/scores.py "runs/try-035-IBKD/lr=4e-4,temperature=1.6" --data $DAT
 # score-035-IBKD: seeds 1, 2
 python results/scores.py runs/035-IBKD-$SEED --data $DATA --sets sts \
     --json runs/score-035-IBKD-$SEED.json
+# 035-ConGen: seeds 1, 2
+python congen.py @runs/grids.txt --queue-size 8192 --head identity --lr 2e-4 \
+    --teacher-temperature 0.4 --student-temperature 0.4 --seed $SEED --output runs/035-ConGen-$SEED
+# score-035-ConGen-0
+python results/scores.py "runs/try-035-ConGen-0.4/lr=2e-4" --data $DATA --sets sts \
+    --json runs/score-035-ConGen-0.json
+# score-035-ConGen: seeds 1, 2
+python results/scores.py runs/035-ConGen-$SEED --data $DATA --sets sts \
+    --json runs/score-035-ConGen-$SEED.json
+# 035-SimCSE: seeds 1, 2
+python distilface.py @runs/views.txt --lr 75e-7 --temperature 0.1 --seed $SEED \
+    --output runs/035-SimCSE-$SEED
+# score-035-SimCSE-0
+python results/scores.py "runs/try-035-SimCSE/lr=75e-7,temperature=0.1" --data $DATA --sets sts \
+    --json runs/score-035-SimCSE-0.json
+# score-035-SimCSE: seeds 1, 2
+python results/scores.py runs/035-SimCSE-$SEED --data $DATA --sets sts \
+    --json runs/score-035-SimCSE-$SEED.json
 # try-KD
 python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-KD -- @runs/methods.txt \
     --teacher $T --epochs 1 --objective kd

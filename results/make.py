@@ -57,13 +57,14 @@ ANSWERS = {  # of three layers, after stage 2
 }
 TWELVE = {  # of size.md's second table: {model: the run that trains it}
     "all-mpnet-base-v2, twelve layers": "mpnet",
-    "six (0,2,4,6,9,11)": "mpnet-six",
-    "four (0,4,8,11)": "mpnet-four",
+    "six (0,2,4,8,10,11), your passages": "mpnet-own",
+    "older: six (0,2,4,6,9,11), 5,000 general sentences": "mpnet-six",
+    "older: four (0,4,8,11), the same": "mpnet-four",
 }
 SAMPLES = 10_000  # of a bootstrap over questions
 TRIED = ("best trial", "STS-B dev", "STS", "without overlap")  # of methods.md's tables
-METHODS = {f"035-{name}": name for name in ("KD", "L2", "CKD", "IBKD")}  # of the cut 0,3,5
-OLDER = {name: name for name in ("L2", "KD", "CKD", "IBKD", "ConGen", "SimCSE")}  # of 1,4,5
+METHODS = {f"035-{name}": name for name in ("KD", "L2", "CKD", "IBKD", "ConGen", "SimCSE")}
+OLDER = {name: name for name in ("KD", "CKD", "SimCSE")}  # of another cut, 1,4,5
 OLDER |= {f"M-{name}": f"{name} by all-mpnet-base-v2, aligned" for name in ("CKD", "KD")}
 E5_MODELS = {  # of multilingual.md: the models, seed by seed
     "twelve layers, all tokens": ["runs/e5-plain"],
@@ -77,7 +78,6 @@ E5_TESTS = {  # column: the run that has its scores
     "XQuAD-R: German": "e5-xquad-de",
     "English ": "e5-xquad-en",
 }
-PARTS = ("dev", "test")
 TABLES = ("score", "sts", "scifact")  # beginnings of the names of runs of scores.py
 
 
@@ -286,10 +286,9 @@ def methods():
 
 
 def older():
-    """More losses, and a larger teacher, with another cut."""
-    teacher = RUNS["M-KD-1"]["teacher"]["dev"]
-    found = [scored("M-aligned", "fp32", key) for key in AVERAGED]
-    first = ["all-mpnet-base-v2, aligned", "", teacher, *found]
+    """A larger teacher, with another cut."""
+    first = ["all-mpnet-base-v2, aligned", "", RUNS["M-KD-1"]["teacher"]["dev"]]
+    first += [scored("M-aligned", "fp32", key) for key in AVERAGED]
     return ["older: 1,4,5", *TRIED], [first, *starmap(tried, OLDER.items())]
 
 
@@ -324,7 +323,8 @@ def pairs():
         ("the cross-encoder's student", "DSE", -1),
         ("labels alone", "labels", -1),
     ):
-        rows.append([title, *(pair_scores(run, place, f"{split} Spearman") for split in PARTS)])
+        keys = ("dev Spearman", "test Spearman")
+        rows.append([title, *(pair_scores(run, place, key) for key in keys)])
     return ["all-MiniLM-L6-v2 as", "STS-B dev", "STS-B test"], rows
 
 
