@@ -138,14 +138,17 @@ python -m extras.benchmark --train $FIRST20K --sentences 1536 --rounds 2 --batch
 python results/default_prompt.py $M runs/mpnet-128 --max-length 128
 # scan-mpnet
 python -m extras.layers runs/mpnet-128 --keep 6 --dev $STSB_DEV
-# mpnet-own: seeds 0, 1
+# mpnet-own: seeds 0, 1, 2
 python ckd.py @runs/small.txt --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 \
     --train runs/own-two.txt --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-own-$SEED
-# long-mpnet-own: seeds 0, 1
+# long-mpnet-own: seeds 0, 1, 2
 python results/default_prompt.py runs/mpnet-own-$SEED runs/mpnet-own-384-$SEED --max-length 384
-# score-mpnet-own: seeds 0
+# score-mpnet-own: seeds 0, 1, 2
 python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets scifact qnli \
     --json runs/score-mpnet-own-$SEED.json
+# sts-mpnet-own: seeds 0, 1, 2
+python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets sts \
+    --json runs/sts-mpnet-own-$SEED.json
 # mpnet-six
 python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
     --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-six
