@@ -134,6 +134,7 @@ python results/files.py $T runs/three-r-0 runs/two-r-0 --pairs $STSB_TEST
 # speed-orders
 python -m extras.benchmark --train $FIRST20K --sentences 1536 --rounds 2 --batch-sizes 64 \
     --only train
+# A limit of 128 tokens changes nothing here: training cuts texts at 64, and those of dev are shorter.
 # mpnet-128
 python results/default_prompt.py $M runs/mpnet-128 --max-length 128
 # scan-mpnet

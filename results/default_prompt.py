@@ -1,4 +1,4 @@
-"""Copy an encoder without its default prompt, so that a text may have any, or with another limit.
+"""Copy an encoder without its default prompt: a text may then begin with any of its prompts.
 
 python results/default_prompt.py MODEL OUTPUT [--max-length TOKENS]
 """

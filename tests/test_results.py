@@ -530,7 +530,7 @@ def test_words_of_the_size_page():
     for run, cut, cuts in (("scan-three", "0,3,5", 10), ("scan-two", "0,5", 5)):
         order = list(make.RUNS[run])
         assert (len(order), order[0]) == (cuts, cut)
-        own, teacher = ("mpnet-own", "fp32"), ("mpnet", "fp32")
+    own, teacher = ("mpnet-own", "fp32"), ("mpnet", "fp32")
     against = [make.of_seeds(*[make.scored(*x, key) for x in (own, teacher)]) for key in make.TESTS]
     assert against == ["ahead", "behind", "behind"]
     assert [make.verdict(own, SIX, key) for key in make.TESTS] == ["ahead", "behind", "level"]
@@ -619,6 +619,11 @@ def test_the_index_names_the_commits_machines_and_hours_of_all_lines():
     texts = {page: " ".join(text.split()) for page, text in PAGES.items()}
     found = sum((lines_of(*which) for _, *which in HOURS), [])
     assert len(found) == len(make.LINES) and all(line["seconds"] > 0 for line in found)
+    for run, line in make.LINES.items():
+        if line["commit"] == NEW:
+            is_late = re.search("ConGen|SimCSE|mpnet", run)
+            kind = "AVX512" if is_late else "AVX2" if "035" in run else ""
+            assert line["machine"].startswith(f"AMD EPYC, {kind}" if kind else "Intel"), run
     for number, commit, _ in HOURS:
         assert f"{number} hours" in texts["README.md"] and commit in texts["README.md"]
     for page in dict.fromkeys(page for page, *_ in runs.all_runs()):
