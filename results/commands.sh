@@ -68,20 +68,16 @@ options search <<END  # three layers, for search
 --lr 4e-4 --max-length 64 --group-by-length --precision bf16
 END
 options half <<END  # the last step; dev chooses nothing
---objective kd --teacher $T --student-layers 1,4,5 --dev runs/short-dev.tsv
+--objective kd --teacher $T --student-layers 0,3,5 --dev runs/short-dev.tsv
 --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
---eval-steps 1000 --group-by-length --precision bf16
+--eval-steps 1000 --group-by-length
 END
 options answers <<END  # questions with known answers
 --teacher $T --beir $DATA/retrieval/qnli --batch-size 64 --lr 4e-4 --temperature 0.2
 --finetune-batch-size 32 --finetune-epochs 1 --finetune-lr 3e-5 --hard-negatives 4
 --eval-steps 99999 --group-by-length --precision bf16
 END
-options methods <<END  # every loss: three layers of all-MiniLM-L6-v2, 10,000 sentences
---student-layers 1,4,5 --train $FIRST10K --dev $STSB_DEV --batch-size 64
---max-length 64 --eval-steps 99999 --group-by-length --precision bf16
-END
-options grids <<END  # losses with six or more trials each; a cut by the scan
+options grids <<END  # every loss: a cut of all-MiniLM-L6-v2 by the scan, 10,000 sentences
 --teacher $T --student-layers 0,3,5 --train $FIRST10K --dev $STSB_DEV --epochs 1
 --batch-size 64 --max-length 64 --eval-steps 99999 --group-by-length
 END
@@ -100,7 +96,7 @@ runs/try-E5-CKD/lr=8e-4,temperature=0.05 runs/E5-CKD-1 runs/E5-CKD-2
 END
 options dse <<END  # cross-encoders and their students
 --student $T --data $DATA/glue --task stsb --epochs 2 --lr 1e-4 --eval-steps 180
---group-by-length --precision bf16
+--group-by-length
 END
 
 ## size
@@ -150,44 +146,12 @@ python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets scifact qn
 # sts-mpnet-own: seeds 0, 1, 2
 python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets sts \
     --json runs/sts-mpnet-own-$SEED.json
-# mpnet-six
-python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
-    --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-six
-# mpnet-four
-python ckd.py @runs/small.txt --teacher $M --student-layers 0,4,8,11 --train $FIRST5K \
-    --lr 2e-4 --eval-steps 99999 --seed 0 --output runs/mpnet-four
 # score-mpnet
 python results/scores.py $M --data $DATA --sets qnli --json runs/score-mpnet.json
-# score-mpnet-six
-python results/scores.py runs/mpnet-six --data $DATA --sets qnli --json runs/score-mpnet-six.json
-# score-mpnet-four
-python results/scores.py runs/mpnet-four --data $DATA --sets qnli --json runs/score-mpnet-four.json
-# mpnet-six: seeds 1, 2
-python ckd.py @runs/small.txt --teacher $M --student-layers 0,2,4,6,9,11 --train $FIRST5K \
-    --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-six-$SEED
-# mpnet-four: seeds 1, 2
-python ckd.py @runs/small.txt --teacher $M --student-layers 0,4,8,11 --train $FIRST5K \
-    --lr 2e-4 --eval-steps 99999 --seed $SEED --output runs/mpnet-four-$SEED
 # sts-mpnet
 python results/scores.py $M --data $DATA --sets sts --json runs/sts-mpnet.json
-# sts-mpnet-six
-python results/scores.py runs/mpnet-six --data $DATA --sets sts --json runs/sts-mpnet-six.json
-# sts-mpnet-four
-python results/scores.py runs/mpnet-four --data $DATA --sets sts --json runs/sts-mpnet-four.json
-# score-mpnet-six: seeds 1, 2
-python results/scores.py runs/mpnet-six-$SEED --data $DATA --sets sts qnli \
-    --json runs/score-mpnet-six-$SEED.json
-# score-mpnet-four: seeds 1, 2
-python results/scores.py runs/mpnet-four-$SEED --data $DATA --sets sts qnli \
-    --json runs/score-mpnet-four-$SEED.json
 # scifact-mpnet
 python results/scores.py $M --data $DATA --sets scifact --json runs/scifact-mpnet.json
-# scifact-mpnet-six
-python results/scores.py runs/mpnet-six --data $DATA --sets scifact \
-    --json runs/scifact-mpnet-six.json
-# scifact-mpnet-four
-python results/scores.py runs/mpnet-four --data $DATA --sets scifact \
-    --json runs/scifact-mpnet-four.json
 
 ## search
 # own-r: seeds 0, 1, 2
@@ -245,6 +209,9 @@ python -m extras.sweep ckd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-0
 # try-035-CKD-limit
 python -m extras.sweep ckd.py "lr=4e-4 temperature=3.2" --output runs/try-035-CKD -- \
     @runs/grids.txt --queue-size 8192
+# try-035-CKD-highest
+python -m extras.sweep ckd.py "lr=4e-4 temperature=6.4" --output runs/try-035-CKD -- \
+    @runs/grids.txt --queue-size 8192
 # try-035-IBKD
 python -m extras.sweep ibkd.py "lr=4e-4 temperature=0.1,0.2,0.4,0.8" --output runs/try-035-IBKD \
     -- @runs/grids.txt --stage distill
@@ -253,6 +220,9 @@ python -m extras.sweep ibkd.py "lr=4e-4 temperature=1.6" --output runs/try-035-I
     -- @runs/grids.txt --stage distill
 # try-035-IBKD-rates
 python -m extras.sweep ibkd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-035-IBKD \
+    -- @runs/grids.txt --stage distill
+# try-035-IBKD-limit
+python -m extras.sweep ibkd.py "lr=4e-4 temperature=3.2" --output runs/try-035-IBKD \
     -- @runs/grids.txt --stage distill
 # try-035-ConGen-0.1
 python -m extras.sweep congen.py "lr=2e-4,8e-4" --output runs/try-035-ConGen-0.1 -- \
@@ -315,10 +285,10 @@ python results/scores.py "runs/try-035-CKD/lr=4e-4,temperature=3.2" --data $DATA
 python results/scores.py runs/035-CKD-$SEED --data $DATA --sets sts \
     --json runs/score-035-CKD-$SEED.json
 # 035-IBKD: seeds 1, 2
-python ibkd.py @runs/grids.txt --stage distill --lr 4e-4 --temperature 1.6 --seed $SEED \
+python ibkd.py @runs/grids.txt --stage distill --lr 4e-4 --temperature 3.2 --seed $SEED \
     --output runs/035-IBKD-$SEED
 # score-035-IBKD-0
-python results/scores.py "runs/try-035-IBKD/lr=4e-4,temperature=1.6" --data $DATA --sets sts \
+python results/scores.py "runs/try-035-IBKD/lr=4e-4,temperature=3.2" --data $DATA --sets sts \
     --json runs/score-035-IBKD-0.json
 # score-035-IBKD: seeds 1, 2
 python results/scores.py runs/035-IBKD-$SEED --data $DATA --sets sts \
@@ -341,115 +311,18 @@ python results/scores.py "runs/try-035-SimCSE/lr=75e-7,temperature=0.1" --data $
 # score-035-SimCSE: seeds 1, 2
 python results/scores.py runs/035-SimCSE-$SEED --data $DATA --sets sts \
     --json runs/score-035-SimCSE-$SEED.json
-# try-KD
-python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-KD -- @runs/methods.txt \
-    --teacher $T --epochs 1 --objective kd
-# try-L2
-python -m extras.sweep extras.baselines "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-L2 -- \
-    @runs/methods.txt --teacher $T --epochs 1 --method l2 --head identity
-# try-CKD
-python -m extras.sweep ckd.py "lr=4e-4,8e-4 temperature=0.1,0.2" --output runs/try-CKD -- \
-    @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192
-# try-IBKD
-python -m extras.sweep ibkd.py "lr=4e-4,8e-4 temperature=0.1,0.2" --output runs/try-IBKD -- \
-    @runs/methods.txt --teacher $T --epochs 1 --stage distill
-# try-ConGen-0.1
-python -m extras.sweep congen.py "lr=4e-4,8e-4" --output runs/try-ConGen-0.1 -- \
-    @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --head identity \
-    --teacher-temperature 0.1 --student-temperature 0.1
-# try-ConGen-0.2
-python -m extras.sweep congen.py "lr=4e-4,8e-4" --output runs/try-ConGen-0.2 -- \
-    @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --head identity \
-    --teacher-temperature 0.2 --student-temperature 0.2
-# try-SimCSE
-python -m extras.sweep distilface.py "lr=1e-5,3e-5 temperature=0.05,0.2" --output runs/try-SimCSE \
-    -- @runs/methods.txt --student $T --steps 157 --pooling avg
-# score-before
-python eval_sts.py $T --student-layers 1,4,5 --senteval $DATA/senteval --json runs/score-before.json
-# KD: seeds 1, 2
-python ckd.py @runs/methods.txt --teacher $T --epochs 1 --objective kd --lr 4e-4 --seed $SEED \
-    --output runs/KD-$SEED
-# L2: seeds 1, 2
-python -m extras.baselines @runs/methods.txt --teacher $T --epochs 1 --method l2 --head identity \
-    --lr 4e-4 --seed $SEED --output runs/L2-$SEED
-# CKD: seeds 1, 2
-python ckd.py @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --lr 4e-4 \
-    --temperature 0.2 --seed $SEED --output runs/CKD-$SEED
-# ConGen: seeds 1, 2
-python congen.py @runs/methods.txt --teacher $T --epochs 1 --queue-size 8192 --head identity \
-    --lr 8e-4 --teacher-temperature 0.2 --student-temperature 0.2 --seed $SEED \
-    --output runs/ConGen-$SEED
-# IBKD: seeds 1, 2
-python ibkd.py @runs/methods.txt --teacher $T --epochs 1 --stage distill --lr 4e-4 \
-    --temperature 0.2 --seed $SEED --output runs/IBKD-$SEED
-# SimCSE: seeds 1, 2
-python distilface.py @runs/methods.txt --student $T --steps 157 --pooling avg --lr 3e-5 \
-    --temperature 0.2 --seed $SEED --output runs/SimCSE-$SEED
-# score-KD-0
-python results/scores.py "runs/try-KD/lr=4e-4" --data $DATA --sets sts \
-    --json runs/score-KD-0.json
-# score-KD: seeds 1, 2
-python results/scores.py runs/KD-$SEED --data $DATA --sets sts \
-    --json runs/score-KD-$SEED.json
-# score-L2-0
-python results/scores.py "runs/try-L2/lr=4e-4" --data $DATA --sets sts \
-    --json runs/score-L2-0.json
-# score-L2: seeds 1, 2
-python results/scores.py runs/L2-$SEED --data $DATA --sets sts \
-    --json runs/score-L2-$SEED.json
-# score-CKD-0
-python results/scores.py "runs/try-CKD/lr=4e-4,temperature=0.2" --data $DATA --sets sts \
-    --json runs/score-CKD-0.json
-# score-CKD: seeds 1, 2
-python results/scores.py runs/CKD-$SEED --data $DATA --sets sts \
-    --json runs/score-CKD-$SEED.json
-# score-ConGen-0
-python results/scores.py "runs/try-ConGen-0.2/lr=8e-4" --data $DATA --sets sts \
-    --json runs/score-ConGen-0.json
-# score-ConGen: seeds 1, 2
-python results/scores.py runs/ConGen-$SEED --data $DATA --sets sts \
-    --json runs/score-ConGen-$SEED.json
-# score-IBKD-0
-python results/scores.py "runs/try-IBKD/lr=4e-4,temperature=0.2" --data $DATA --sets sts \
-    --json runs/score-IBKD-0.json
-# score-IBKD: seeds 1, 2
-python results/scores.py runs/IBKD-$SEED --data $DATA --sets sts \
-    --json runs/score-IBKD-$SEED.json
-# score-SimCSE-0
-python results/scores.py "runs/try-SimCSE/lr=3e-5,temperature=0.2" --data $DATA --sets sts \
-    --json runs/score-SimCSE-0.json
-# score-SimCSE: seeds 1, 2
-python results/scores.py runs/SimCSE-$SEED --data $DATA --sets sts \
-    --json runs/score-SimCSE-$SEED.json
 # M-aligned
-python -m extras.align --teacher $M --student $T --student-layers 1,4,5 --train $FIRST5K \
+python -m extras.align --teacher $M --student $T --student-layers 0,3,5 --train $FIRST5K \
     --output runs/M-aligned
 # try-M-KD
-python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4" --output runs/try-M-KD -- \
-    @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --objective kd
+python -m extras.sweep ckd.py "lr=1e-4,2e-4,4e-4,8e-4" --output runs/try-M-KD -- @runs/grids.txt \
+    --teacher runs/M-aligned --student $T --objective kd
 # try-M-CKD
-python -m extras.sweep ckd.py "lr=4e-4,8e-4 temperature=0.05,0.1" --output runs/try-M-CKD -- \
-    @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --queue-size 8192
-# M-KD: seeds 1, 2
-python ckd.py @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 --objective kd \
-    --lr 4e-4 --seed $SEED --output runs/M-KD-$SEED
-# M-CKD: seeds 1, 2
-python ckd.py @runs/methods.txt --teacher runs/M-aligned --student $T --epochs 1 \
-    --queue-size 8192 --lr 4e-4 --temperature 0.05 --seed $SEED --output runs/M-CKD-$SEED
-# score-M-aligned
-python results/scores.py runs/M-aligned --data $DATA --sets sts --json runs/score-M-aligned.json
-# score-M-KD-0
-python results/scores.py "runs/try-M-KD/lr=4e-4" --data $DATA --sets sts \
-    --json runs/score-M-KD-0.json
-# score-M-KD: seeds 1, 2
-python results/scores.py runs/M-KD-$SEED --data $DATA --sets sts \
-    --json runs/score-M-KD-$SEED.json
-# score-M-CKD-0
-python results/scores.py "runs/try-M-CKD/lr=4e-4,temperature=0.05" --data $DATA --sets sts \
-    --json runs/score-M-CKD-0.json
-# score-M-CKD: seeds 1, 2
-python results/scores.py runs/M-CKD-$SEED --data $DATA --sets sts \
-    --json runs/score-M-CKD-$SEED.json
+python -m extras.sweep ckd.py "lr=4e-4 temperature=0.05,0.1,0.2,0.4" --output runs/try-M-CKD -- \
+    @runs/grids.txt --teacher runs/M-aligned --student $T --queue-size 8192
+# M-KD-1
+python ckd.py @runs/grids.txt --teacher runs/M-aligned --student $T --objective kd --lr 4e-4 \
+    --seed 1 --output runs/M-KD-1
 
 ## multilingual
 # e5-20k
@@ -484,7 +357,27 @@ python -m extras.quantize runs/E5-CKD-1 --pairs runs/prompted-test-de.tsv --bits
     --group-size 64 --rounds 1 --rows 'fp32, ONNX Runtime' '4 bits'
 
 ## pairs
-# DSE: seeds 0, 1, 2
-python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --seed $SEED --output runs/DSE-$SEED
-# labels: seeds 0, 1, 2
-python dse.py @runs/dse.txt --alpha 0 --seed $SEED --output runs/labels-$SEED
+# Four rates of the students (DSE-0 and labels-0: 1e-4), and two of the cross-encoder, on dev.
+# DSE-0
+python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --seed 0 --output runs/DSE-0
+# labels-0
+python dse.py @runs/dse.txt --alpha 0 --seed 0 --output runs/labels-0
+# DSE-5e-5
+python dse.py @runs/dse.txt --teacher runs/DSE-0/teacher --lr 5e-5 --seed 0 --output runs/DSE-5e-5
+# labels-5e-5
+python dse.py @runs/dse.txt --alpha 0 --lr 5e-5 --seed 0 --output runs/labels-5e-5
+# DSE-2e-5
+python dse.py @runs/dse.txt --teacher runs/DSE-0/teacher --lr 2e-5 --seed 0 --output runs/DSE-2e-5
+# labels-2e-5
+python dse.py @runs/dse.txt --alpha 0 --lr 2e-5 --seed 0 --output runs/labels-2e-5
+# DSE-1e-5
+python dse.py @runs/dse.txt --teacher runs/DSE-0/teacher --lr 1e-5 --seed 0 --output runs/DSE-1e-5
+# labels-1e-5
+python dse.py @runs/dse.txt --alpha 0 --lr 1e-5 --seed 0 --output runs/labels-1e-5
+# cross-2e-5
+python dse.py @runs/dse.txt --teacher $T --teacher-only --teacher-lr 2e-5 --output runs/cross-2e-5
+# DSE-2e-5: seeds 1, 2
+python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --lr 2e-5 --seed $SEED \
+    --output runs/DSE-2e-5-$SEED
+# labels-2e-5: seeds 1, 2
+python dse.py @runs/dse.txt --alpha 0 --lr 2e-5 --seed $SEED --output runs/labels-2e-5-$SEED

@@ -58,14 +58,10 @@ ANSWERS = {  # of three layers, after stage 2
 TWELVE = {  # of size.md's second table: {model: the run that trains it}
     "all-mpnet-base-v2, twelve layers": "mpnet",
     "six (0,2,4,8,10,11), your passages": "mpnet-own",
-    "older: six (0,2,4,6,9,11), 5,000 general sentences": "mpnet-six",
-    "older: four (0,4,8,11), the same": "mpnet-four",
 }
 SAMPLES = 10_000  # of a bootstrap over questions
-TRIED = ("best trial", "STS-B dev", "STS", "without overlap")  # of methods.md's tables
+TRIED = ("best trial", "STS-B dev", "STS", "without overlap")  # of methods.md's table
 METHODS = {f"035-{name}": name for name in ("KD", "L2", "CKD", "IBKD", "ConGen", "SimCSE")}
-OLDER = {name: name for name in ("KD", "CKD", "SimCSE")}  # of another cut, 1,4,5
-OLDER |= {f"M-{name}": f"{name} by all-mpnet-base-v2, aligned" for name in ("CKD", "KD")}
 E5_MODELS = {  # of multilingual.md: the models, seed by seed
     "twelve layers, all tokens": ["runs/e5-plain"],
     "twelve layers, 20,000 tokens": ["runs/e5-plain-20k"],
@@ -222,8 +218,8 @@ def speeds():
 
 
 def twelve():
-    """A teacher of twelve layers, and students of six and four."""
-    teacher = RUNS["mpnet-six"]["teacher"]["dev"]
+    """A teacher of twelve layers, and a student of six."""
+    teacher = RUNS["mpnet-own-0"]["teacher"]["dev"]
     rows = [
         [title, dev(run) or teacher, *(scored(run, "fp32", key) for key in TESTS)]
         for title, run in TWELVE.items()
@@ -285,13 +281,6 @@ def methods():
     return ["method", *TRIED], rows
 
 
-def older():
-    """A larger teacher, with another cut."""
-    first = ["all-mpnet-base-v2, aligned", "", RUNS["M-KD-1"]["teacher"]["dev"]]
-    first += [scored("M-aligned", "fp32", key) for key in AVERAGED]
-    return ["older: 1,4,5", *TRIED], [first, *starmap(tried, OLDER.items())]
-
-
 def speed():
     """Training, beside sentence-transformers."""
     columns = ("ours", "theirs", "ratio", "smallest", "largest")
@@ -316,12 +305,12 @@ def multilingual():
 
 def pairs():
     """STS-B by a cross-encoder, by its students, and by students of the labels alone."""
-    teacher = RUNS["KD-1"]["teacher"]["dev"]
+    teacher = RUNS["035-KD-1"]["teacher"]["dev"]
     rows = [["its embeddings' cosine, as it is", teacher, scored("six", "fp32", "STS-B")[0]]]
     for title, run, place in (
-        ("cross-encoder", "DSE", 0),
-        ("the cross-encoder's student", "DSE", -1),
-        ("labels alone", "labels", -1),
+        ("cross-encoder", "DSE-2e-5", 0),
+        ("the cross-encoder's student", "DSE-2e-5", -1),
+        ("labels alone", "labels-2e-5", -1),
     ):
         keys = ("dev Spearman", "test Spearman")
         rows.append([title, *(pair_scores(run, place, key) for key in keys)])
@@ -331,6 +320,15 @@ def pairs():
 def pair_scores(run, place, key):
     """Of each seed, in the first or the last row of a run of dse.py."""
     return [list(RUNS[name].values())[place][key] for name in named(run)]
+
+
+def rates():
+    """The students' dev score by learning rate, seed 0."""
+    runs = {"1e-5": "1e-5", "2e-5": "2e-5", "5e-5": "5e-5", "1e-4": "0"}
+    rows = [
+        [rate, *(dev(f"{way}-{run}")[0] for way in ("DSE", "labels"))] for rate, run in runs.items()
+    ]
+    return ["rate", "the cross-encoder's student", "labels alone"], rows
 
 
 def with_tables(text, tables):
@@ -394,7 +392,7 @@ def draw_trials():
 def page_tables():
     """{name in a marker: (header, rows)}"""
     functions = (sizes, size, speeds, speed, twelve, search, left_out, answers)
-    functions += (methods, older, multilingual, pairs)
+    functions += (methods, multilingual, pairs, rates)
     return {function.__name__: function() for function in functions}
 
 
