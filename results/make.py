@@ -324,7 +324,7 @@ def pair_scores(run, place, key):
 
 def rates():
     """The students' dev score by learning rate, seed 0."""
-    runs = {"1e-5": "1e-5", "2e-5": "2e-5", "5e-5": "5e-5", "1e-4": "0"}
+    runs = {"1e-5": "1e-5", "2e-5": "2e-5", "5e-5": "5e-5", "1e-4": "0"}  # DSE-0
     rows = [
         [rate, *(dev(f"{way}-{run}")[0] for way in ("DSE", "labels"))] for rate, run in runs.items()
     ]
