@@ -36,7 +36,7 @@ DEPLOYED = {  # of README's table: (model, form)
     "six, 4 bits": ("six", FOUR),
     "three, int8": ("three", "int8"),
     "three, 4 bits": ("three-r", FOUR),
-    "the same, your passages": ("own-r", FOUR),  # trained on the passages that it searches
+    "the same, passages in training": ("own-r", FOUR),  # trained on the passages that it searches
 }
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 TIMED = {  # by results/files.py: the speed of a file depends on its layers alone
