@@ -41,6 +41,14 @@ texts $DATA/retrieval/scifact > runs/scifact-passages.txt  # 5,183
 texts $DATA/retrieval/qnli > runs/qnli-passages.txt  # 6,102
 # General sentences, and the passages of two corpora.
 cat $FIRST10K runs/{scifact,qnli}-passages.txt > runs/own-two.txt
+# QNLI's passages and training questions, without those of dev: what extras.ibkd_dr's stage 1 reads.
+python - $DATA/retrieval/qnli > runs/qnli-texts.txt <<'END'
+import sys
+from extras.eval_retrieval import read_training
+
+passages, questions, *_ = read_training(sys.argv[1], dev_queries=2000)
+print(*passages, *questions, sep="\n")
+END
 cat $DATA/german/sentences.{de,en}.txt > runs/de-en.txt
 # German and English: sentences, and the passages of XQuAD-R, each with both of E5's prompts.
 for language in de en; do
@@ -63,10 +71,6 @@ options small <<END  # cut from all-MiniLM-L6-v2, and trained by its embeddings
 --objective kd --teacher $T --dev $STSB_DEV --epochs 1 --batch-size 64 --lr 4e-4
 --max-length 64 --eval-steps 391 --group-by-length --precision bf16
 END
-options search <<END  # three layers, for search
---objective kd --teacher $T --student-layers 1,4,5 --dev $STSB_DEV --batch-size 64
---lr 4e-4 --max-length 64 --group-by-length --precision bf16
-END
 options half <<END  # the last step; dev chooses nothing
 --objective kd --teacher $T --student-layers 0,3,5 --dev runs/short-dev.tsv
 --epochs 1 --batch-size 64 --lr 4e-4 --max-length 64
@@ -75,7 +79,7 @@ END
 options answers <<END  # questions with known answers
 --teacher $T --beir $DATA/retrieval/qnli --batch-size 64 --lr 4e-4 --temperature 0.2
 --finetune-batch-size 32 --finetune-epochs 1 --finetune-lr 3e-5 --hard-negatives 4
---eval-steps 99999 --group-by-length --precision bf16
+--eval-steps 99999 --group-by-length
 END
 options grids <<END  # every loss: a cut of all-MiniLM-L6-v2 by the scan, 10,000 sentences
 --teacher $T --student-layers 0,3,5 --train $FIRST10K --dev $STSB_DEV --epochs 1
@@ -147,11 +151,9 @@ python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets scifact qn
 python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets sts \
     --json runs/sts-mpnet-own-$SEED.json
 # score-mpnet
-python results/scores.py $M --data $DATA --sets qnli --json runs/score-mpnet.json
+python results/scores.py $M --data $DATA --sets scifact qnli --json runs/score-mpnet.json
 # sts-mpnet
 python results/scores.py $M --data $DATA --sets sts --json runs/sts-mpnet.json
-# scifact-mpnet
-python results/scores.py $M --data $DATA --sets scifact --json runs/scifact-mpnet.json
 
 ## search
 # own-r: seeds 0, 1, 2
@@ -160,9 +162,6 @@ python -m extras.rounded ckd.py @runs/small.txt --student-layers 0,3,5 --train r
 # score-own-r: seeds 0, 1, 2
 python results/scores.py runs/own-r-$SEED --data $DATA --sets sts scifact qnli --files q4 \
     --document-model $T --json runs/score-own-r-$SEED.json
-# own3-last: seeds 0, 1, 2
-python ckd.py @runs/search.txt --train runs/own-two.txt --epochs 3 --eval-steps 99999 \
-    --seed $SEED --output runs/own3-last-$SEED
 # unseen-general: seeds 0, 1, 2
 python ckd.py @runs/half.txt --train runs/scifact-general.txt --seed $SEED \
     --output runs/unseen-general-$SEED
@@ -174,21 +173,35 @@ python ckd.py @runs/half.txt --train runs/scifact-b.txt --seed $SEED \
     --output runs/unseen-scifact-b-$SEED
 # unseen-scifact
 python results/unseen.py halves $DATA/retrieval/scifact $T unseen-general unseen-scifact
+# answers-kd-1: seeds 0, 1, 2
+python ckd.py --objective kd --teacher $T --student-layers 0,3,5 --train runs/qnli-texts.txt \
+    --dev $STSB_DEV --epochs 3 --batch-size 64 --lr 4e-4 --max-length 128 --eval-steps 99999 \
+    --group-by-length --seed $SEED --output runs/answers-kd-1-$SEED
 # answers-ibkd-1: seeds 0, 1, 2
-python -m extras.ibkd_dr @runs/answers.txt --stage distill --student-layers 1,4,5 --epochs 3 \
+python -m extras.ibkd_dr @runs/answers.txt --stage distill --student-layers 0,3,5 --epochs 3 \
     --seed $SEED --output runs/answers-ibkd-1-$SEED
+# At another temperature; 0.2 was better on dev.
+# answers-ibkd-1-3.2
+python -m extras.ibkd_dr @runs/answers.txt --stage distill --student-layers 0,3,5 --epochs 3 \
+    --temperature 3.2 --seed 0 --output runs/answers-ibkd-1-3.2
+# answers-kd-2: seeds 0, 1, 2
+python -m extras.ibkd_dr @runs/answers.txt --stage finetune --student runs/answers-kd-1-$SEED \
+    --beta2 0 --seed $SEED --output runs/answers-kd-2-$SEED
 # answers-ibkd-2: seeds 0, 1, 2
 python -m extras.ibkd_dr @runs/answers.txt --stage finetune --student runs/answers-ibkd-1-$SEED \
     --seed $SEED --output runs/answers-ibkd-2-$SEED
-# answers-plain-2: seeds 0, 1, 2
-python -m extras.ibkd_dr @runs/answers.txt --stage finetune --student runs/own3-last-$SEED \
-    --beta2 0 --seed $SEED --output runs/answers-plain-2-$SEED
+# score-answers-kd-1: seeds 0, 1, 2
+python results/scores.py runs/answers-kd-1-$SEED --data $DATA --sets qnli \
+    --json runs/score-answers-kd-1-$SEED.json
+# score-answers-ibkd-1: seeds 0, 1, 2
+python results/scores.py runs/answers-ibkd-1-$SEED --data $DATA --sets qnli \
+    --json runs/score-answers-ibkd-1-$SEED.json
+# score-answers-kd-2: seeds 0, 1, 2
+python results/scores.py runs/answers-kd-2-$SEED --data $DATA --sets qnli \
+    --json runs/score-answers-kd-2-$SEED.json
 # score-answers-ibkd-2: seeds 0, 1, 2
 python results/scores.py runs/answers-ibkd-2-$SEED --data $DATA --sets qnli \
     --json runs/score-answers-ibkd-2-$SEED.json
-# score-answers-plain-2: seeds 0, 1, 2
-python results/scores.py runs/answers-plain-2-$SEED --data $DATA --sets qnli \
-    --json runs/score-answers-plain-2-$SEED.json
 
 ## methods
 # try-035-KD
@@ -223,6 +236,9 @@ python -m extras.sweep ibkd.py "lr=2e-4,8e-4 temperature=1.6" --output runs/try-
     -- @runs/grids.txt --stage distill
 # try-035-IBKD-limit
 python -m extras.sweep ibkd.py "lr=4e-4 temperature=3.2" --output runs/try-035-IBKD \
+    -- @runs/grids.txt --stage distill
+# try-035-IBKD-highest
+python -m extras.sweep ibkd.py "lr=4e-4 temperature=6.4" --output runs/try-035-IBKD \
     -- @runs/grids.txt --stage distill
 # try-035-ConGen-0.1
 python -m extras.sweep congen.py "lr=2e-4,8e-4" --output runs/try-035-ConGen-0.1 -- \

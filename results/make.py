@@ -51,9 +51,9 @@ TEXTS = {  # of the teacher, and of three layers: (model, form)
     "50,000 general sentences": ("three-r", FOUR),
     "both corpora and 10,000 general sentences": ("own-r", FOUR),
 }
-ANSWERS = {  # of three layers, after stage 2
-    "KD: both corpora and 10,000 general sentences, then QNLI's answers": "answers-plain-2",
-    "IBKD: QNLI's passages and questions, then its answers": "answers-ibkd-2",
+ANSWERS = {  # of three layers: the runs of both stages, without their numbers
+    "three (0,3,5), by KD": "answers-kd",
+    "three (0,3,5), by IBKD's stage 1": "answers-ibkd",
 }
 TWELVE = {  # of size.md's second table: {model: the run that trains it}
     "all-mpnet-base-v2, twelve layers": "mpnet",
@@ -74,7 +74,7 @@ E5_TESTS = {  # column: the run that has its scores
     "XQuAD-R: German": "e5-xquad-de",
     "English ": "e5-xquad-en",
 }
-TABLES = ("score", "sts", "scifact")  # beginnings of the names of runs of scores.py
+TABLES = ("score", "sts")  # beginnings of the names of runs of scores.py
 
 
 # ---- Scores --------------------------------------------------------------------------------------
@@ -235,9 +235,11 @@ def search():
 
 
 def answers():
-    """Three layers that have learned the answers to QNLI's training questions."""
-    rows = [[title, scored(model, "fp32", "QNLI")] for title, model in ANSWERS.items()]
-    return ["three layers (1,4,5), fp32", "QNLI"], rows
+    """Three layers, before and after they learned the answers to QNLI's training questions."""
+    rows = [["six (the teacher)", scored("six", "fp32", "QNLI"), ""]]
+    for title, runs in ANSWERS.items():
+        rows.append([title, *(scored(f"{runs}-{stage}", "fp32", "QNLI") for stage in (1, 2))])
+    return ["layers, in fp32", "QNLI before the answers", "after"], rows
 
 
 def left_out():
