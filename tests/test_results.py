@@ -222,6 +222,7 @@ def claims():
             ("6.2", loss(KD_FIRST, "QNLI", KD_ANSWERS)),
             ("5.4", loss(IBKD_FIRST, "QNLI", IBKD_ANSWERS)),
             ("1.1", loss(KD_FIRST, "QNLI", IBKD_FIRST)),
+            ("1.3", mean(make.dev("answers-ibkd-2")) - mean(make.dev("answers-kd-2"))),
             ("71.64", make.dev("answers-ibkd-1")[0]),
             ("70.91", make.dev("answers-ibkd-1-3.2")[0]),
         ],
@@ -585,6 +586,12 @@ def test_words_of_the_search_page():
     assert [f"{-min(lows):.1f}", f"{max(highs):.1f}"] == ["2.6", "2.8"]
     for better, worse in ((KD_ANSWERS, SIX), (IBKD_ANSWERS, SIX), (IBKD_FIRST, KD_FIRST)):
         assert make.verdict(better, worse, "QNLI") == "ahead"
+    begun = [
+        [make.RUNS[f"{run}-2-{seed}"]["student before"]["dev"] for seed in make.SEEDS]
+        for run in make.ANSWERS.values()
+    ]
+    assert make.of_seeds(*begun) == "level"
+    assert make.of_seeds(make.dev("answers-ibkd-2"), make.dev("answers-kd-2")) == "ahead"
     for pair in ((IBKD_ANSWERS, KD_ANSWERS), (KD_FIRST, SIX), (IBKD_FIRST, SIX)):
         assert make.verdict(*pair, "QNLI") == "level"
 
