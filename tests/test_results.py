@@ -47,7 +47,7 @@ def test_a_command_has_options_that_its_script_has(parse, tmp_path):
 
 SIX, INT8, SIX_4 = [("six", form) for form in ("fp32", "int8", make.FOUR)]
 THREE, THREE_INT8 = ("three", "fp32"), ("three", "int8")
-FOUR = {depth: (f"{depth}-r", make.FOUR) for depth in ("three", "two", "one", "own")}
+FOUR = {depth: (f"{depth}-r", make.FOUR) for depth in ("three", "two", "own")}
 FILES = [(model, form) for _, model, form in make.FILES]
 KD_FIRST, KD_ANSWERS, IBKD_FIRST, IBKD_ANSWERS = [
     (f"{run}-{stage}", "fp32") for run in make.ANSWERS.values() for stage in (1, 2)
@@ -586,6 +586,9 @@ def test_words_of_the_search_page():
     assert [f"{-min(lows):.1f}", f"{max(highs):.1f}"] == ["2.6", "2.8"]
     for better, worse in ((KD_ANSWERS, SIX), (IBKD_ANSWERS, SIX), (IBKD_FIRST, KD_FIRST)):
         assert make.verdict(better, worse, "QNLI") == "ahead"
+    older = " ".join(PAGES[LOG].split()).split("IBKD's two stages had ")[1]
+    both = re.findall(r"([\d.]+) ± ", older)[:2]
+    assert f"{float(both[0]) - float(both[1]):.1f}" == "1.7"
     begun = [
         [make.RUNS[f"{run}-2-{seed}"]["student before"]["dev"] for seed in make.SEEDS]
         for run in make.ANSWERS.values()
