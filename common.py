@@ -409,7 +409,7 @@ class Encoder(nn.Module):
                 setattr(config, key, value if dropout is None else dropout)
         options = dict(config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
         self.model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
-        self.missing = report["missing_keys"]  # such as an output layer, which is then made up
+        self.missing = sorted(report["missing_keys"])  # such as an output layer; it is made up
         inside = "" if kind is transformers.AutoModel else self.model.base_model_prefix
         lacking = [key for key in self.missing if key.startswith(inside) and "pooler." not in key]
         lacking += [key for key in report["unexpected_keys"] if re.search(r"layers?\.\d+\.", key)]
@@ -420,7 +420,7 @@ class Encoder(nn.Module):
 
     def read_tokenizer(self, folder):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        paths = [path for path in folder.iterdir() if path.is_file()]
+        paths = filter(Path.is_file, folder.iterdir())
         self.files = {x.name: x.read_bytes() for x in paths if re.fullmatch(COPIED, x.name)}
         numbers = self.tokenizer.get_vocab().values()
         if len(numbers) <= len(self.tokenizer.all_special_ids):  # transformers has made it up

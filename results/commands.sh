@@ -92,11 +92,11 @@ END
 options e5 <<END  # three layers of multilingual-e5-small, with fewer tokens
 --teacher runs/e5-plain --student runs/e5-plain-20k --student-layers 0,10,11
 --train runs/prompted.txt --dev $DE_EN_DEV --epochs 1 --batch-size 64
---max-length 64 --eval-steps 99999 --group-by-length --precision bf16
+--max-length 64 --eval-steps 99999 --group-by-length
 END
 options e5-models <<END  # teachers and students
 runs/e5-plain runs/e5-plain-20k runs/try-E5-KD/lr=16e-4 runs/E5-KD-1 runs/E5-KD-2
-runs/try-E5-CKD/lr=8e-4,temperature=0.05 runs/E5-CKD-1 runs/E5-CKD-2
+runs/try-E5-CKD/temperature=0.05 runs/E5-CKD-1 runs/E5-CKD-2
 END
 options dse <<END  # cross-encoders and their students
 --student $T --data $DATA/glue --task stsb --epochs 2 --lr 1e-4 --eval-steps 180
@@ -348,11 +348,14 @@ python results/default_prompt.py $E runs/e5-plain
 # e5-plain-20k
 python results/default_prompt.py runs/e5-20k runs/e5-plain-20k
 # try-E5-KD
-python -m extras.sweep ckd.py "lr=4e-4,8e-4,16e-4,32e-4" --output runs/try-E5-KD -- \
-    @runs/e5.txt --objective kd
+python -m extras.sweep ckd.py "lr=2e-4,4e-4,8e-4,16e-4,32e-4,64e-4" \
+    --output runs/try-E5-KD -- @runs/e5.txt --objective kd
 # try-E5-CKD
-python -m extras.sweep ckd.py "lr=8e-4,16e-4 temperature=0.05,0.1" --output runs/try-E5-CKD -- \
-    @runs/e5.txt --queue-size 8192
+python -m extras.sweep ckd.py "temperature=0.0125,0.025,0.05,0.1" \
+    --output runs/try-E5-CKD -- @runs/e5.txt --queue-size 8192 --lr 8e-4
+# try-E5-CKD-rates
+python -m extras.sweep ckd.py "lr=2e-4,4e-4,16e-4" --output runs/try-E5-CKD-rates -- \
+    @runs/e5.txt --queue-size 8192 --temperature 0.05
 # E5-KD: seeds 1, 2
 python ckd.py @runs/e5.txt --objective kd --lr 16e-4 --seed $SEED --output runs/E5-KD-$SEED
 # E5-CKD: seeds 1, 2
@@ -369,11 +372,11 @@ python -m extras.eval_retrieval @runs/e5-models.txt --beir $DATA/german/xquad-de
 python -m extras.eval_retrieval @runs/e5-models.txt --beir $DATA/german/xquad-en \
     --json runs/e5-xquad-en.json
 # files-E5
-python -m extras.quantize runs/E5-CKD-1 --pairs runs/prompted-test-de.tsv --bits 4 \
-    --group-size 64 --rounds 1 --rows 'fp32, ONNX Runtime' '4 bits'
+python -m extras.quantize runs/E5-CKD-1 --pairs runs/prompted-test-de.tsv --bits 4 --rounds 1 \
+    --rows 'fp32, ONNX Runtime' '4 bits'
 
 ## pairs
-# Four rates of the students (DSE-0 and labels-0: 1e-4), and two of the cross-encoder, on dev.
+# Four rates of the students (DSE-0 and labels-0: 1e-4), and of the cross-encoder, on dev.
 # DSE-0
 python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --seed 0 --output runs/DSE-0
 # labels-0
@@ -392,6 +395,10 @@ python dse.py @runs/dse.txt --teacher runs/DSE-0/teacher --lr 1e-5 --seed 0 --ou
 python dse.py @runs/dse.txt --alpha 0 --lr 1e-5 --seed 0 --output runs/labels-1e-5
 # cross-2e-5
 python dse.py @runs/dse.txt --teacher $T --teacher-only --teacher-lr 2e-5 --output runs/cross-2e-5
+# cross-1e-5
+python dse.py @runs/dse.txt --teacher $T --teacher-only --teacher-lr 1e-5 --output runs/cross-1e-5
+# cross-1e-4
+python dse.py @runs/dse.txt --teacher $T --teacher-only --teacher-lr 1e-4 --output runs/cross-1e-4
 # DSE-2e-5: seeds 1, 2
 python dse.py @runs/dse.txt --teacher $T --teacher-lr 5e-5 --lr 2e-5 --seed $SEED \
     --output runs/DSE-2e-5-$SEED

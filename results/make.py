@@ -66,7 +66,7 @@ E5_MODELS = {  # of multilingual.md: the models, seed by seed
     "twelve layers, all tokens": ["runs/e5-plain"],
     "twelve layers, 20,000 tokens": ["runs/e5-plain-20k"],
     "three (0,10,11), 20,000, KD": ["runs/try-E5-KD/lr=16e-4", "runs/E5-KD-1", "runs/E5-KD-2"],
-    "the same, CKD": ["runs/try-E5-CKD/lr=8e-4,temperature=0.05", "runs/E5-CKD-1", "runs/E5-CKD-2"],
+    "the same, CKD": ["runs/try-E5-CKD/temperature=0.05", "runs/E5-CKD-1", "runs/E5-CKD-2"],
 }
 E5_TESTS = {  # column: the run that has its scores
     "STS-B: German": "e5-sts-de",

@@ -215,6 +215,15 @@ def test_teacher_embeddings_are_computed_once_and_never_half(bert, cache, monkey
     assert calls == []
 
 
+def test_missing_weights_have_the_same_order_in_each_process(models_folder, tmp_path):
+    """transformers names them in a set; the name of the file of teacher_embeddings() follows."""
+    teacher = common.load_encoder(models_folder / "bert")
+    teacher.model.pooler = None
+    common.save_encoder(teacher, tmp_path / "bert")
+    missing = ["pooler.dense.bias", "pooler.dense.weight"]
+    assert common.load_encoder(tmp_path / "bert").missing == missing
+
+
 def changed_embed(encoder, input_ids, attention_mask):
     return 2 * ckd.embed(encoder, input_ids, attention_mask)
 
