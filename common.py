@@ -409,7 +409,7 @@ class Encoder(nn.Module):
                 setattr(config, key, value if dropout is None else dropout)
         options = dict(config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
         self.model, report = kind.from_pretrained(folder, output_loading_info=True, **options)
-        self.missing = sorted(report["missing_keys"])  # such as an output layer; it is made up
+        self.missing = sorted(report["missing_keys"])  # made up; from a set, whose order varies
         inside = "" if kind is transformers.AutoModel else self.model.base_model_prefix
         lacking = [key for key in self.missing if key.startswith(inside) and "pooler." not in key]
         lacking += [key for key in report["unexpected_keys"] if re.search(r"layers?\.\d+\.", key)]

@@ -157,11 +157,8 @@ def on_two_cores(lines):
 FEW = ("1,4,5; 20,000", "0,3,5; 20,000")
 TRAINED = ("three", "three-r", "two-r")
 COMMIT = "9ada09c"
-HOURS = {
-    "Intel": "2.2",
-    "AMD EPYC, AVX2": "7.5",
-    "AMD EPYC, AVX512": "2.2",
-}  # machine: in README.md
+# In results/README.md, by machine.
+HOURS = {"Intel": "2.2", "AMD EPYC, AVX2": "7.5", "AMD EPYC, AVX512": "2.2"}
 
 
 def lines_of(machine):
