@@ -13,10 +13,9 @@
 | german/: STS-B, xquad-de, xquad-en    | stsb-multi-mt, XQuAD-R of LAReQA                         |
 | german/sentences.{de,en}.txt          | Multi30k, task 2; unlabeled.txt; Tatoeba (manythings.org)|
 
-QNLI and SciFact are on the Hub, the others on GitHub; the licences are the data sets' own. No
-sentence of unlabeled.txt is in senteval/; normalized() says when two are the same. A table says
-which files are those that were measured, by data/SHA256SUMS. german/sentences.* cannot be: Tatoeba
-changes. The downloads could not be tried: there was no network.
+QNLI and SciFact are on the Hub, the others on GitHub, each under its own licence. No sentence of
+unlabeled.txt is in senteval/; normalized() says when two are the same. A table says which files are
+those measured, by data/SHA256SUMS; Tatoeba changes. The downloads were not tried, without network.
 """
 
 import csv

@@ -284,7 +284,7 @@ def test_the_numbers_of_one_gpu_are_those_of_its_data():
         layers, width = map(int, re.findall(r"\d+", model))
         weights = layers * (12 * width**2 + 13 * width) + 30_522 * width
         tokens = batch * line["tokens/s"] / line["sentences/s"] / (1 - line["padding"] / 100)
-        used.append((18 * weights + 45 * layers * width * tokens) / 1e9 / line["GB"])
+        used.append(line["GB"] / (18 * weights + 45 * layers * width * tokens) * 1e9)
         if way == "parts" and (batch > 512 or width > 384 and batch > 64):
             three = [found[model, batch, way] for way in ("parts", "padded", "one row")]
             cells = [f"{row['sentences/s']:,.0f}" for row in three]
