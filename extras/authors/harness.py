@@ -186,6 +186,7 @@ def run_theirs(python, module, name, checkout, work):
     """Run the authors' program with this interpreter -> its outcome. Raises UserError."""
     from common import UserError
 
+    python = os.path.abspath(python) if os.sep in python else python  # it runs in `work`
     words = [python, "-m", "extras.authors.harness", module, name, checkout.resolve(), work]
     environment = os.environ | dict(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     with open(work / "theirs.log", "w") as log:
