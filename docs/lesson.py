@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "teaching.md"
 DATA = ROOT / "docs" / "teaching.jsonl"
 SEEDS = (0, 1, 2)
-COMMAND = re.compile(r"^python ckd\.py ((?:--demo|@demo/ckd\.txt) (?:\\\n|.)*)$", re.M)
+COMMAND = re.compile(r"^python ckd\.py (@demo/ckd\.txt (?:\\\n|.)*)$", re.M)
 DIFF = re.compile(r"^### \d\. (.+)\n+```diff\n- (.+)\n\+ (.+)\n```", re.M)
 TEXT = PAGE.read_text("utf-8")
 # title -> the code of a line of ckd.py, without indentation and comment, and the code in its place
@@ -58,14 +58,15 @@ def measure(title, seed):
     script.write_text(changed_script(title), "utf-8")
     words = shlex.split(COMMAND.search(TEXT)[1].replace("\\\n", ""))
     words += ["--seed", str(seed), "--output", f"runs/{name}"]
-    # The changed script finds common.py, and with it demo/, in the project's folder.
+    # The changed script finds common.py in the project's folder.
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, script, *words], cwd=ROOT, env=environment, check=True)
     *_, loss_line, dev_line = map(json.loads, (folder / "metrics.jsonl").open())
     last = dict(dev=dev_line["dev"], loss=loss_line["loss"])
     scores = runs.scores_of(folder) | {"last step": last}
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    revision = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.check_output(revision, text=True).strip()
     line = dict(run=name, command=shlex.join(["python", "ckd.py", *words]), commit=commit)
     line |= dict(seed=seed, machine=runs.machine(), scores=scores)
     with DATA.open("a", encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Write a teacher whose embeddings are in the student's space, as a folder that every script reads.
+"""Write a teacher whose embeddings are in the student's space, as a folder for --teacher.
 
 A larger teacher from another model family has other dimensions, and more of them. This script adds
 one dense layer A to it, which is in no paper: principal components to the student's dimension, then
@@ -13,6 +13,7 @@ than the teacher has dimensions are refused.
   python -m extras.align --teacher sentence-transformers/all-mpnet-base-v2 --student my-encoder
       --student-layers 1,3,5 --train my-sentences.txt --output runs/aligned
   python ckd.py --objective kd --teacher runs/aligned --student my-encoder --student-layers 1,3,5
+      --train my-sentences.txt
 """
 
 from pathlib import Path

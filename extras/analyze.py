@@ -100,20 +100,20 @@ def edit_distance(first, second):
 
 
 def best_scores(folder, against):
-    """A folder of runs -> {number: best dev scores of the runs with this number}, by rising number.
+    """A folder of runs -> {number: best dev scores of the finished runs with it}, by rising number.
 
     against: "sentences", where a batch counts as full and a sentence once per epoch, or the name of
     an option. Raises UserError; sentences of several stages differ, and are not counted.
     """
     found = {}
-    for path in sorted(Path(folder).glob("*/args.json")):
-        options = read_json(path, None)
+    for path in sorted(Path(folder).glob("*/README.md")):  # a finished run's card
+        options = read_json(path.with_name("args.json"), None)
         log = list(read_lines(path.with_name("metrics.jsonl"), json.loads, "it must be a log"))
         stage = log[-1]["stage"]
         dev = {row["step"]: row["dev"] for row in log if "dev" in row and row["stage"] == stage}
         advice = f"a run needs a number of {against}; of sentences, only one stage"
         with one_line_errors(path, advice):
-            if log[0]["stage"] == stage:
+            if stage != "finetune" and not path.with_name("distill").exists():
                 options["--sentences"] = max(dev) * options["--batch-size"]
             number = float(options[f"--{against}"])
         found.setdefault(number, []).append(max(dev.values()))

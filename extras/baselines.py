@@ -214,8 +214,8 @@ def embed(encoder, input_ids, attention_mask, normalize=True):
 
     encoder: as in ckd.embed; the same for teacher and student, in training and scoring. If it has
     `layers`, such as "1 2", the pooled states [N, k H] of these k layers follow the embedding; 0:
-    the input embeddings. They are a text because the name of a teacher's file in the cache depends
-    on texts. normalize=False leaves out the L2 normalization that the encoder may end in.
+    the input embeddings. normalize=False leaves out the L2 normalization that the encoder may end
+    in.
     """
     output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
     numbers = map(int, getattr(encoder, "layers", "").split())
@@ -273,7 +273,7 @@ def distill(model, first_views, second_views, targets, layer_targets, dev_score,
     total = min(args.epochs * batches.per_epoch, args.max_steps)
     patience = args.patience * batches.per_epoch if args.patience else math.inf  # in steps
     autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
-    # HPD's targets are shorter than 1; the losses of ConGen's baselines normalize by themselves.
+    # HPD's targets are shorter than 1, MSE's W ends in no norm; ConGen's baselines normalize.
     embed_student = partial(embed, normalize=args.method in ("pkd", "metakd", "crd"))
 
     parameters = list(model.parameters())
@@ -383,7 +383,7 @@ def choose_defaults(args):
     args.train = args.train or train
     # What extras/ibkd_dr.py has options for:
     args.dev_queries, args.query_prompt, args.passage_prompt = 2000, None, None
-    args.similarity = args.teacher_similarity = "cosine"
+    args.similarity = args.teacher_similarity = None
 
 
 def read_data(args):
@@ -428,12 +428,9 @@ def embed_teacher(teacher, texts, args):
     return both[:, : teacher.dimension], pooled  # views of the file
 
 
-def run_distill(data, task, dev_score, run, args):
-    """Load, train, score. data: of read_data(); task: Retrieval, or None."""
+def run_distill(student, data, task, dev_score, run, args):
+    """Train and score. data: of read_data(); task: Retrieval, or None."""
     first_views, second_views, domains = data
-    student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
-    millions = sum(value.numel() for value in student.parameters()) / 1e6
-    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
     teacher = load_encoder(args.teacher, args.teacher_pooling, device=args.device)
     check(args, student, teacher, len(first_views), domains)
     run.scores["teacher"] = {"dev": dev_score(teacher)}
@@ -469,10 +466,13 @@ def main():
         dev_score = partial(spearman, ckd.embed, pairs=dev_pairs)  # of an encoder
         data = read_data(args)
         read = [dev_pairs, *(texts or [] for texts in data)]
+    student = load_untrained_student(args, "pooler" if args.method in DISTILCSE else "mean")
+    millions = sum(value.numel() for value in student.parameters()) / 1e6
+    args.lr = args.lr or (2e-4 if millions > 80 else 3e-4)  # DistilCSE, section 4.2
     settings = run_settings(args, [__file__, ckd.__file__, congen.__file__], read)
     run = Run(settings, args, "distill")
     if not run.is_finished:
-        run_distill(data, task, dev_score, run, args)
+        run_distill(student, data, task, dev_score, run, args)
     print(table(run.scores))
 
 

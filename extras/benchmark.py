@@ -9,7 +9,7 @@
           its MSELoss: as it comes, and with flash attention, where it does not pad (the package
           flash-attn); only with --only gpu
 
-In train, both sides have the same student without dropout, sentences, targets and batch size. Both
+In train, both sides have the same student without dropout, sentences and batch size. Both
 times include tokenization, and no scoring. A row has sentences per second of ours and theirs, the
 medians of the rounds, in which both take turns, and of their ratio the median, the smallest and the
 largest. ckd.py embeds a batch in parts of similar length: "padding" is in percent of the tokens
@@ -217,10 +217,10 @@ def padding(lengths, passes):
     return 100 * (1 - lengths.sum() / computed)
 
 
-def our_passes(lengths, order, batch_size):
+def our_passes(lengths, order, batch_size, width):
     grouping = lengths if order == "grouped" else None
     batches = Batches(len(lengths), batch_size, 0, grouping).draw(0)
-    parts = partial(similar_lengths, kind=DEVICE, width=384)
+    parts = partial(similar_lengths, kind=DEVICE, width=width)
     return [rows[part] for rows in batches for part in parts(lengths[rows])]
 
 
@@ -256,7 +256,7 @@ def compare_training(args, folder):
 
     rows = {}
     for order, batch_size in itertools.product(ORDERS, args.batch_sizes):
-        our = padding(lengths, our_passes(lengths, order, batch_size))
+        our = padding(lengths, our_passes(lengths, order, batch_size, student.width))
         their = padding(lengths, their_passes(lengths, order, batch_size))
         for one, other in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")):
             row = compare(ours[order, batch_size, one], theirs[order, batch_size, other])

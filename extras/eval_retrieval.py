@@ -54,8 +54,8 @@ class Options:
     split: str = "test"  # qrels/SPLIT.tsv
     pooling: Pooling = None  # of all models (default: what their folders state)
     similarity: Literal[MEASURES] = None  # (default: what a model states, or cosine)
-    query_prompt: str = None  # before each query (default: a model's prompt of this name)
-    passage_prompt: str = None  # before each passage (default: a model's prompt of this name)
+    query_prompt: str = None  # before each query (default: a model's "query", or its default one)
+    passage_prompt: str = None  # (default: a model's "passage" or "document", or its default one)
     document_model: str = None  # encodes the passages, and each of the models the queries
     device: Device = None  # (default: cuda if there is one)
     json: str = None  # a file for the unrounded numbers
@@ -288,7 +288,8 @@ def evaluate(embed, encoders, queries, answers, corpus, similarity, depth=1000):
 
 
 def passages_per_second(encoder, beir):
-    texts = [text for _, text in islice(read_texts(beir, "corpus.jsonl"), TIMED)]
+    corpus = islice(read_texts(beir, "corpus.jsonl"), TIMED)
+    texts = [encoder.passage_prompt + text for _, text in corpus]
     begin = time.perf_counter()
     encode(embed, encoder, texts)
     return len(texts) / (time.perf_counter() - begin)

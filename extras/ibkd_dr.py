@@ -2,10 +2,10 @@
 """IBKD for dense retrieval (DR): ibkd.py's two stages on the passages and queries of a BEIR folder.
 
 Stage 1 learns from all passages and training queries. In stage 2, the hard negatives of a query are
-the passages that the teacher finds for it and that do not answer it. Every tenth training query is
-kept for dev: its MRR@10 (mean reciprocal rank x 100) chooses the best student. Losses, model and
-loops are those of ibkd.py; the defaults are those of retrieval in the paper's Table 1.
-extras.eval_retrieval scores students on the test queries.
+the passages that the teacher finds for it and that do not answer it. A tenth of the training
+queries, at most --dev-queries, is kept for dev: its MRR@10 (mean reciprocal rank x 100) chooses the
+best student. Losses, model and loops are those of ibkd.py; the defaults are those of retrieval in
+the paper's Table 1. extras.eval_retrieval scores students on the test queries.
 
   python -m extras.ibkd_dr --beir my-beir-folder --teacher MODEL --student-layers 1,3,5
   python -m extras.ibkd_dr --teacher Luyu/co-condenser-marco-retriever --teacher-pooling cls
@@ -36,8 +36,8 @@ class Options:
 
     beir: str = "BeIR/msmarco"  # BEIR folder, or data set on the Hub
     dev_queries: positive_int = 2000  # at most
-    query_prompt: str = None  # text before each query (default: the folder's prompt "query")
-    passage_prompt: str = None  # text before each passage (default: the folder's prompt "passage")
+    query_prompt: str = None  # (default: the folder's "query", or its default prompt)
+    passage_prompt: str = None  # (default: the folder's "passage" or "document", or its default)
     similarity: Similarity = None  # ranks passages (default: what a model's folder states, cosine)
     teacher_similarity: Similarity = None  # (default: --similarity)
 

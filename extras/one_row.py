@@ -45,7 +45,7 @@ def attend_within_texts(
     query, key, value = [each[0].transpose(0, 1) for each in (query, key, value)]  # [T, heads, d]
     if scaling is not None:  # varlen_attn scales by 1 / sqrt(d)
         query = query * (scaling * query.shape[-1] ** 0.5)
-    if query.is_cuda and varlen_attn:
+    if query.is_cuda and varlen_attn and query.dtype != torch.float32:
         output = varlen_attn(query, key, value, starts, starts, longest, longest)
     else:
         output = attend_text_by_text(query, key, value, starts)

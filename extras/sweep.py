@@ -59,7 +59,7 @@ def run_setting(script, setting, options, folder):
     options = options + [f"--{option}={value}" for option, value in setting.items()]
     command = [sys.executable, *program, *options, f"--output={folder}"]
     log = Path(f"{folder}.log")
-    with log.open("w") as file:
+    with log.open("a") as file:
         status = subprocess.run(command, stdout=file, stderr=file).returncode
     errors = re.findall(r"[eE]rror: (.*)", log.read_text("utf-8", "replace"))
     return [f"exit status {status}", *errors][-1] if status else None
@@ -70,18 +70,14 @@ def student_scores(folder):
     return list(read_json(folder / "scores.json", {}).values())[-1]
 
 
-def dev_of(scores):
-    """The score that ranks runs: "dev", or in retrieval "dev MRR@10"."""
-    return scores["dev"] if "dev" in scores else scores["dev MRR@10"]
-
-
 def rank(results):
     """[(setting, {column: score})] -> {row name: {column: number}}, the best mean on dev first."""
     groups = {}  # {row name: {seed: scores}}
     for setting, scores in results:
         rest = {option: value for option, value in setting.items() if option != "seed"}
         groups.setdefault(name_of(rest) or "all", {})[setting.get("seed")] = scores
-    mean_dev = {name: statistics.mean(map(dev_of, runs.values())) for name, runs in groups.items()}
+    of_seeds = {name: [scores["dev"] for scores in runs.values()] for name, runs in groups.items()}
+    mean_dev = {name: statistics.mean(values) for name, values in of_seeds.items()}
     order = sorted(groups, key=mean_dev.get, reverse=True)
     rows = {}
     for name in order:
@@ -107,7 +103,7 @@ class ThreeDigits(float):
 def p_value(best, other):
     """Of a paired, two-sided t-test over common seeds; {seed: scores} twice -> 0 to 1, or None."""
     seeds = best.keys() & other.keys()
-    differences = [dev_of(best[seed]) - dev_of(other[seed]) for seed in seeds]
+    differences = [best[seed]["dev"] - other[seed]["dev"] for seed in seeds]
     if len(differences) < 2 or max(differences) - min(differences) < 1e-9:
         return None  # without variance, there is no test
     return float(ttest_1samp(differences, 0).pvalue)

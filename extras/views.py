@@ -17,7 +17,7 @@ translate is the paper's own way, by Google's translator. Here, models translate
 AutoModelForSeq2SeqLM loads (docs/tables/congen.sh has mBART); the defaults need `pip install
 sentencepiece sacremoses`. The same command continues an interrupted one.
 
-  python -m extras.views translate --train sentences.txt --output pairs.tsv
+  python -m extras.views translate --train my-sentences.txt --output pairs.tsv
 """
 
 import hashlib

@@ -57,3 +57,32 @@ def test_a_figure_and_its_numbers(figure, models_folder, files, call_main, tmp_p
         assert found == pytest.approx(expected, abs=1e-5)
     if figure == "cosine":
         assert found == pytest.approx(100 * spearmanr(similarity, gold).statistic)
+
+
+def write_run(folder, stage, dev, **options):
+    """What a run leaves of which analyze.best_scores() reads."""
+    folder.mkdir(parents=True)
+    lines = [dict(stage=stage, step=step, dev=score) for step, score in dev.items()]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (folder / "args.json").write_text(json.dumps(options))
+    (folder / "README.md").write_text("the card of a finished run")
+
+
+def test_best_scores_are_those_of_finished_runs_by_an_option_or_by_sentences(tmp_path):
+    options = {"--batch-size": 32, "--lr": 1e-4}
+    write_run(tmp_path / "a", "distill", {0: 50.0, 10: 70.0, 20: 60.0}, **options)
+    write_run(tmp_path / "b", "distill", {0: 50.0, 10: 65.0}, **options)
+    write_run(tmp_path / "broken", "distill", {0: 99.0}, **options)
+    (tmp_path / "broken" / "README.md").unlink()
+    assert analyze.best_scores(tmp_path, "lr") == {1e-4: [70.0, 65.0]}
+    assert analyze.best_scores(tmp_path, "sentences") == {320: [65.0], 640: [70.0]}
+
+
+@pytest.mark.parametrize("stage, has_first", [("finetune", False), ("student", True)])
+def test_sentences_are_not_counted_if_there_are_two_stages(stage, has_first, tmp_path):
+    """Their batches differ in size."""
+    write_run(tmp_path / "run", stage, {10: 70.0}, **{"--batch-size": 32})
+    if has_first:
+        (tmp_path / "run" / "distill").mkdir()
+    with pytest.raises(common.UserError, match="only one stage"):
+        analyze.best_scores(tmp_path, "sentences")

@@ -42,7 +42,7 @@ def test_padding_is_that_of_the_batches(order):
     grouping = LENGTHS if order == "grouped" else None
     batches = common.Batches(len(LENGTHS), 64, 0, grouping)
     whole = share([batches[step] for step in range(16)])
-    our = benchmark.padding(LENGTHS, benchmark.our_passes(LENGTHS, order, 64))
+    our = benchmark.padding(LENGTHS, benchmark.our_passes(LENGTHS, order, 64, width=384))
     their = benchmark.padding(LENGTHS, benchmark.their_passes(LENGTHS, order, 64))
     if order == "random":
         assert their == pytest.approx(whole, abs=1)
