@@ -113,7 +113,7 @@ def best_scores(folder, against):
         dev = {row["step"]: row["dev"] for row in log if "dev" in row and row["stage"] == stage}
         advice = f"a run needs a number of {against}; of sentences, only one stage"
         with one_line_errors(path, advice):
-            if stage != "finetune" and not path.with_name("distill").exists():
+            if stage != "finetune" and not path.with_name("teacher").exists():  # dse.py's
                 options["--sentences"] = max(dev) * options["--batch-size"]
             number = float(options[f"--{against}"])
         found.setdefault(number, []).append(max(dev.values()))

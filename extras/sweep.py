@@ -60,8 +60,10 @@ def run_setting(script, setting, options, folder):
     command = [sys.executable, *program, *options, f"--output={folder}"]
     log = Path(f"{folder}.log")
     with log.open("a") as file:
+        begin = file.tell()  # what is before is of an earlier attempt
         status = subprocess.run(command, stdout=file, stderr=file).returncode
-    errors = re.findall(r"[eE]rror: (.*)", log.read_text("utf-8", "replace"))
+    printed = log.read_bytes()[begin:].decode("utf-8", "replace")
+    errors = re.findall(r"[eE]rror: (.*)", printed)
     return [f"exit status {status}", *errors][-1] if status else None
 
 

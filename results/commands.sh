@@ -150,6 +150,30 @@ python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets scifact qn
 # sts-mpnet-own: seeds 0, 1, 2
 python results/scores.py runs/mpnet-own-384-$SEED --data $DATA --sets sts \
     --json runs/sts-mpnet-own-$SEED.json
+# rates-mpnet
+python -m extras.sweep ckd.py "lr=4e-4,2e-4" --output runs/rates-mpnet -- @runs/small.txt \
+    --precision fp32 --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 --train $FIRST10K \
+    --eval-steps 99999
+# mpnet-longer: seeds 0
+python ckd.py @runs/small.txt --precision fp32 --teacher runs/mpnet-128 \
+    --student-layers 0,2,4,8,10,11 --train runs/own-two.txt --epochs 3 --eval-steps 99999 \
+    --seed $SEED --output runs/mpnet-longer-$SEED
+# long-mpnet-longer: seeds 0
+python results/default_prompt.py runs/mpnet-longer-$SEED runs/mpnet-longer-384-$SEED --max-length 384
+# score-mpnet-longer: seeds 0
+python results/scores.py runs/mpnet-longer-384-$SEED --data $DATA --sets scifact \
+    --json runs/score-mpnet-longer-$SEED.json
+# mpnet-half-general: seeds 0, 1, 2
+python ckd.py @runs/half.txt --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 \
+    --train runs/scifact-general.txt --seed $SEED --output runs/mpnet-half-general-$SEED
+# mpnet-half-a: seeds 0, 1, 2
+python ckd.py @runs/half.txt --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 \
+    --train runs/scifact-a.txt --seed $SEED --output runs/mpnet-half-a-$SEED
+# mpnet-half-b: seeds 0, 1, 2
+python ckd.py @runs/half.txt --teacher runs/mpnet-128 --student-layers 0,2,4,8,10,11 \
+    --train runs/scifact-b.txt --seed $SEED --output runs/mpnet-half-b-$SEED
+# mpnet-half
+python results/unseen.py halves $DATA/retrieval/scifact runs/mpnet-128 mpnet-half-general mpnet-half
 # score-mpnet
 python results/scores.py $M --data $DATA --sets scifact qnli --json runs/score-mpnet.json
 # sts-mpnet

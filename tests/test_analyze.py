@@ -78,11 +78,11 @@ def test_best_scores_are_those_of_finished_runs_by_an_option_or_by_sentences(tmp
     assert analyze.best_scores(tmp_path, "sentences") == {320: [65.0], 640: [70.0]}
 
 
-@pytest.mark.parametrize("stage, has_first", [("finetune", False), ("student", True)])
+@pytest.mark.parametrize("stage, has_first", [("finetune", False), ("distill", True)])
 def test_sentences_are_not_counted_if_there_are_two_stages(stage, has_first, tmp_path):
     """Their batches differ in size."""
     write_run(tmp_path / "run", stage, {10: 70.0}, **{"--batch-size": 32})
     if has_first:
-        (tmp_path / "run" / "distill").mkdir()
+        (tmp_path / "run" / "teacher").mkdir()
     with pytest.raises(common.UserError, match="only one stage"):
         analyze.best_scores(tmp_path, "sentences")
