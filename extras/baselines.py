@@ -214,8 +214,7 @@ def embed(encoder, input_ids, attention_mask, normalize=True):
 
     encoder: as in ckd.embed; the same for teacher and student, in training and scoring. If it has
     `layers`, such as "1 2", the pooled states [N, k H] of these k layers follow the embedding; 0:
-    the input embeddings. normalize=False leaves out the L2 normalization that the encoder may end
-    in.
+    the input embeddings. normalize=False leaves out the encoder's own L2 normalization.
     """
     output = encoder.model(input_ids, attention_mask=attention_mask, output_hidden_states=True)
     numbers = map(int, getattr(encoder, "layers", "").split())

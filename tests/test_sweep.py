@@ -64,3 +64,14 @@ def test_without_variance_or_common_seeds_there_is_no_p():
     results = [(dict(lr="1", seed=seed), scores) for seed, scores in best.items()]
     results += [(dict(lr="2", seed=seed), scores) for seed, scores in other.items()]
     assert "uncorrected" not in sweep.table(sweep.rank(results))
+
+
+def test_a_second_attempt_keeps_the_log_and_reports_its_own_error(tmp_path):
+    """The first one ends with an error, the second one without a word."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('error: no memory'); sys.exit(2)\n")
+    folder = tmp_path / "lr=1"
+    assert sweep.run_setting(str(script), {"lr": 1}, [], folder) == "no memory"
+    script.write_text("import sys; sys.exit(3)\n")
+    assert sweep.run_setting(str(script), {"lr": 1}, [], folder) == "exit status 3"
+    assert "no memory" in (tmp_path / "lr=1.log").read_text()
